@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from inspect import isabstract
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.settings import SEVERITIES, Limit, Setting, Settings, Severity
@@ -90,7 +90,7 @@ class Check(ABC):
         role: str | None = None,
         tensor: str = "",
         seen_in: Iterable[str] = (),
-        severity: Severity = "fail",
+        severity: Literal[Severity, "note"] = "fail",
         affected: Iterable[str] = (),
         details: Iterable[str] = (),
         **more: Any,
@@ -105,7 +105,8 @@ class Check(ABC):
             role: which tensor of the layer, unless it is the one this check is about.
             tensor: own name of the tensor (``"weight"``), where the role has several.
             seen_in: names of other layers whose tensors of this role were read for the value.
-            severity: ``"warn"`` where what was seen may be meant so, and nothing seen tells.
+            severity: ``"warn"`` where what was seen may be meant so, and nothing seen tells;
+                ``"note"`` where it is worth knowing and never fails.
             affected: names of the layers that only show what this one began.
             details: what else was seen, a sentence each, the most telling first.
             more: what else a `Finding` holds: ``cause``, the likely one in a sentence, and

@@ -24,8 +24,9 @@ from pytest_modelhealth import modelhealth_suite
 
 from {module} import {path}
 
-# a small model of its config, and a batch of its sizes; a function of yours may take its place
-Test{path} = modelhealth_suite({path})
+# a small model of its config, and a batch of its sizes; a function of yours may take its place;
+# strict: warnings fail, and what is meant so is waived with a reason (modelhealth_waive)
+Test{path} = modelhealth_suite({path}, strict=True)
 '''
 _HEAD = '''"""Is {path} healthy? pytest --modelhealth-explain says what is checked."""
 
@@ -37,6 +38,8 @@ from {module} import {imported}
 
 
 class Test{name}(ModelHealthSuite):
+    strict = True  # warnings fail; what is meant so is waived with a reason: modelhealth_waive
+
     def make(self):
         # {todo}, some 32 samples, in place of each ... below
 '''

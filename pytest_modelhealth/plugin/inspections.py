@@ -232,6 +232,43 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     return result
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what was warned of on the test's report, as text that crosses from xdist's workers."""
+    made = yield
+    fixture = item.stash.get(INSPECTOR, None)
+    if call.when == "call" and fixture is not None:
+        warned = [one for report in fixture.reports for one in report._warnings().items()]
+        rows = [[*one, item.nodeid] for one in warned]
+        made.modelhealth_warnings = rows  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
+    """Say what was warned of, once a cause, in the place of once a test among other warnings."""
+    rows = left_on_reports(terminalreporter, "modelhealth_warnings")
+    if not rows or not terminalreporter.hasopt("w"):
+        return (yield)
+    texts, every = {text for _, text, _ in rows}, terminalreporter.stats.get("warnings", [])
+    others = [one for one in every if not any(text in one.message for text in texts)]
+    terminalreporter.stats["warnings"] = others
+    yield
+    terminalreporter.stats["warnings"] = every  # they count
+    terminalreporter.section("modelhealth warnings", yellow=True)
+    for cause in dict.fromkeys(cause for cause, *_ in rows):
+        first, *more = dict.fromkeys(text for one, text, _ in rows if one == cause)
+        lines = [first, *(f"likewise:     {text.splitlines()[0]}" for text in more[:_NOTED])]
+        tests = dict.fromkeys(test for one, _, test in rows if one == cause)
+        left = f" and {len(tests) - _NOTED:,} more" * (len(tests) > _NOTED)
+        lines.append(f"in tests:     {', '.join([*tests][:_NOTED])}{left}")
+        terminalreporter.write_line("\n".join(lines))
+
+
 def _unused_waivers(fixture: InspectorFixture) -> list[Waiver]:
     """Return the waivers of this test and its calls that no judgement needed.
 

@@ -30,13 +30,22 @@ _OPTION, _INI = "--modelhealth-set", "modelhealth_"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the one option for all settings."""
-    parser.getgroup("modelhealth", "model health").addoption(
+    """Declare the one option for all settings, and a short one for new projects."""
+    group = parser.getgroup("modelhealth", "model health")
+    group.addoption(
         _OPTION,
         action="append",
+        dest="modelhealth_set",
         metavar="NAME=VALUE",
         help="a setting, such as max_grad_norm=10 or checks=finite; repeatable; in an ini file "
         "modelhealth_NAME = VALUE; --modelhealth-explain lists them all",
+    )
+    group.addoption(
+        "--modelhealth-strict",
+        action="append_const",
+        const="strict=true",
+        dest="modelhealth_set",
+        help="what only warns fails; in an ini file modelhealth_strict = true",
     )
 
 

@@ -37,6 +37,7 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         **encode(report.observation),
         "violations": [finding_data(report, found) for found in judgement.violations],
         "warned": [finding_data(report, found) for found in judgement.warned],
+        "noted": [finding_data(report, found) for found in judgement.notes],
         "broken_checks": encode(judgement.broken),
         "inconclusive": [finding_data(report, found) for found in judgement.inconclusive],
         "waived": [

@@ -20,6 +20,8 @@ def explain(report: DriftReport) -> list[str]:
     if not report.drifts:
         changes = phrases(report.failing_changes)[report.pair.has_common_layers :]
     story = [report.story] if report.story and not report.told else []
+    if report.new_warnings:
+        story = [*report.new_warnings[1:], report.moved, *story]
     document = Document(
         report.headline,
         facts=[*story, *few(changes, MOST_CHANGES, "more change")],

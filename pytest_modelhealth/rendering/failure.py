@@ -19,7 +19,14 @@ from pytest_modelhealth.rendering.notation import (
     shorten,
 )
 from pytest_modelhealth.rendering.places import defined_at, is_of_a_library
-from pytest_modelhealth.rendering.summary import consequences, headline, label, remarks, run
+from pytest_modelhealth.rendering.summary import (
+    consequences,
+    finding_text,
+    headline,
+    label,
+    remarks,
+    run,
+)
 from pytest_modelhealth.report import ROLES, Finding, HealthReport
 from pytest_modelhealth.report.flow import near
 
@@ -96,6 +103,19 @@ def _code(worst: Finding) -> Iterator[str]:
     for path, line in list(dict.fromkeys(_PLACE.findall(said)))[:_FEW]:
         if code := linecache.getline(path, int(line)).strip():
             yield f"code:         {shorten(printable(code), 100)}"
+
+
+def warning_texts(report: HealthReport, findings: tuple[Finding, ...]) -> dict[str, str]:
+    """Return what is warned of by its cause: the first finding of a kind, its code, the others."""
+    kinds: dict[tuple[str, str], list[Finding]] = {}
+    for found in findings:
+        kinds.setdefault((found.check, found.kind), []).append(found)
+    texts = {}
+    for cause, (first, *others) in kinds.items():
+        also = [f"likewise:     {listed([label(report, one.layer) for one in others], 4)}"]
+        lines = [finding_text(report, first), *_code(first), *also[: len(others)]]
+        texts[" ".join(cause)] = "\n".join(lines)
+    return texts
 
 
 _PLACE = re.compile(r"([^\s`]+\.py):(\d+)")

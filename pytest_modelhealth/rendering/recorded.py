@@ -20,7 +20,7 @@ from pytest_modelhealth.rendering.diagram import Edge, diagram
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import defined_at
-from pytest_modelhealth.rendering.summary import headline, label
+from pytest_modelhealth.rendering.summary import headline, label, notes
 from pytest_modelhealth.report import ROLES, Finding, HealthReport, LayerRecord, Verdict
 from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.settings.setting import is_inside
@@ -74,7 +74,8 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "verdict": verdict.value,
         "headline": headline(report),
         "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
-        **_fields(seen, "loss", "samples", "batches", "backward", "notes", "part", "ranks"),
+        **_fields(seen, "loss", "samples", "batches", "backward", "part", "ranks"),
+        "notes": notes(report),
         "model": seen.model_type,
         "violations": findings_data(report),
         "warnings": [_finding(report, found) for found in judgement.warned],

@@ -38,19 +38,20 @@ def headline(report: HealthReport) -> str:
     """Return the verdict and what carries it, in one line that stands alone."""
     judgement = report._judgement
     if judgement.violations:
-        return f"unhealthy: {_found(report, judgement.violations[0])}"
+        return f"unhealthy: {finding_text(report, judgement.violations[0])}"
     if judgement.broken:
         return f"inconclusive: {_broken(judgement.broken[0])}"
     if judgement.inconclusive:
         return _inconclusive(report)
     seen = report.observation
-    model = f"{printable(seen.model_type)}{'' if seen.part is None else f' in {seen.part}'}"
+    part = "" if seen.part is None else f" in {seen.part}"
     if judgement.warned:
-        return f"healthy: no check fails {model}, with {_warned(report)}"
-    return f"healthy: no check objects to {model}"
+        return f"healthy{part}, {_warned(report)}"
+    return f"healthy: no check objects to {printable(seen.model_type)}{part}"
 
 
-def _found(report: HealthReport, found: Finding) -> str:
+def finding_text(report: HealthReport, found: Finding) -> str:
+    """Return where something was found, by which check, and what it is."""
     return f"{label(report, found.layer)} ({found.check}): {printable(near(found.message))}"
 
 
@@ -65,7 +66,10 @@ def _broken(found: Finding) -> str:
 
 
 def _warned(report: HealthReport) -> str:
-    return f"{plural(len(report.warnings), 'warning')}: {_found(report, report.warnings[0])}"
+    first, *others = report.warnings
+    told = [finding_text(report, one) for one in (first, *others[:1])]
+    told += [f"and {len(others) - 1:,} more"] * (len(others) > 1)
+    return f"{plural(len(report.warnings), 'warning')}: {'; '.join(told)}"
 
 
 def counts(report: HealthReport) -> str:
@@ -132,7 +136,13 @@ def remarks(report: HealthReport, *, briefly: bool = False) -> list[str]:
             f"the first is {printable(seen.errors[0])}"
         )
     lines += _probes(report, briefly)
-    return lines + [f"note: {printable(note)}" for note in seen.notes]
+    return lines + [f"note: {note}" for note in notes(report)]
+
+
+def notes(report: HealthReport) -> list[str]:
+    """Return what is worth knowing of a run and what was found in it, a sentence each."""
+    found = [finding_text(report, one) for one in report._judgement.notes]
+    return [*found, *map(printable, report.observation.notes)]
 
 
 def _probes(report: HealthReport, briefly: bool) -> list[str]:
@@ -195,7 +205,7 @@ COLUMNS = (
 
 def document(report: HealthReport, max_rows: int | None = None) -> Document:
     """Return the verdict, what was run, and a row a layer: of more than `max_rows` the gravest."""
-    notes: dict[str, list[Note]] = defaultdict(list)
+    below: dict[str, list[Note]] = defaultdict(list)
     violated = {found.layer for found in report.violations}
     every = [(f, False) for f in report.violations] + [(f, True) for f in report.warnings]
     for found, warns in every:
@@ -203,18 +213,18 @@ def document(report: HealthReport, max_rows: int | None = None) -> Document:
         follows = consequences(report, found)
         text += f" ({follows})" * bool(follows and found.folded)
         asides = [f"likely cause: {cause}"] * bool(cause) + [follows] * (not found.folded)
-        notes[found.layer].append(Note(found.check, text, asides, warns))
+        below[found.layer].append(Note(found.check, text, asides, warns))
     following = {consequence.layer for v in report.violations for consequence in v.folded}
     rows = []
     for record in report:
         name = record.name
-        weight = (name in violated) + (name in notes)
+        weight = (name in violated) + (name in below)
         kind = ["seen", "warned", "violated"]
         mark = "!" if name in violated else "~" if name in following else ""
         cells = [column.cell(record) for column in COLUMNS]
         if record.status is not Status.OBSERVED:
             kind[0], cells[2] = "unseen", record.status.replace("_", " ")
-        rows.append(Row(cells, kind[weight], record.reason, "", mark, notes[name], weight))
+        rows.append(Row(cells, kind[weight], record.reason, "", mark, below[name], weight))
     return Document(
         headline(report),
         report._judgement.verdict.value,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pytest_modelhealth.settings.setting import Waiver
 
-Grade = Literal["fail", "warn", "unsure", "broken"]
+Grade = Literal["fail", "warn", "note", "unsure", "broken"]
+
+_NAMED = re.compile(r"(?:'[^']*'|`[^`]*`)(?:,| and| or)?(?=\s|$)|\S*\d[^\s,;:)]*|\b(?:is|are)\b")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Finding:
         between_ranks: whether it is about what ranks disagree in, which says nothing of the
             numbers that each of them has by itself.
         grade: ``"fail"`` where it is wrong in any reading; ``"warn"`` where a design may look the
-            same, which fails only where the setting ``severity`` says of this check that it fails;
+            same, which fails only where the setting ``severity`` says so of this check, or where
+            ``strict`` is set; ``"note"`` where it is worth knowing and never fails;
             ``"unsure"`` where there was too little evidence to judge; ``"broken"`` where the check
             raised, or gave something that is no finding.
         evidence: the statistics that were read, the culprit's first, then those of what comes
@@ -72,6 +76,15 @@ class Finding:
     step: int | None = None
     place: str = ""
     waiver: Waiver | None = field(default=None, metadata={"json": False})
+
+    @property
+    def kind(self) -> str:
+        """What it says, up to the first comma, without names, code and numbers.
+
+        Findings of one cause share it; it stays where sizes, names and lines move.
+        """
+        clause = re.split(r"[,;:(](?:\s|$)| \(", _NAMED.sub("", self.message))[0]
+        return " ".join(clause.split())
 
     @property
     def consequences(self) -> int:

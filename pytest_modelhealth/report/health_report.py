@@ -180,8 +180,8 @@ class HealthReport(HasVerdict):
         """Do nothing if no invariant is broken; `thresholds` override the report's own.
 
         An ``inconclusive`` verdict passes with a `ModelHealthWarning`: too little evidence is no
-        fault; the setting ``inconclusive`` makes it fail, or pass in silence. Violations of checks
-        that only warn are given as one `ModelHealthWarning`.
+        fault; the setting ``inconclusive`` makes it fail, or pass in silence. What only
+        warns is given as a `ModelHealthWarning` for each cause.
 
         Raises:
             ModelHealthError: the verdict is ``unhealthy``, and the first line names the worst
@@ -264,10 +264,14 @@ class HealthReport(HasVerdict):
     def _denial(self) -> ModelHealthError:
         return ModelHealthError(self.render("failure"), self)
 
+    def _warnings(self) -> dict[str, str]:
+        """Return what the judgements so far warn of, a text a cause."""
+        found = {one: None for judgement in self._judgements for one in judgement.warned}
+        return dict(self._shown("failure", "warning_texts", tuple(found)))
+
     def _take_warnings(self) -> list[str]:
-        """Return what the judgements so far warn of, a sentence each, and each only once."""
-        found = [judgement.warned for judgement in self._judgements if judgement.warned]
-        return self._take([self._sentence(each, " that only warn") for each in found])
+        """Return the texts of what the judgements so far warn of, each only once."""
+        return self._take([*self._warnings().values()])
 
     def _take_doubt(self) -> list[str]:
         """Return one sentence on what could not be judged, if it is to be warned of, only once."""
@@ -275,18 +279,12 @@ class HealthReport(HasVerdict):
         is_told = self._settings["inconclusive"].value == "warn"
         if not (is_told and doubts) or self._judgement.verdict is not Verdict.INCONCLUSIVE:
             return []
-        return self._take([f"inconclusive: {self._sentence(doubts)}"])
+        return self._take([self._shown("summary", "headline")])
 
     def _take(self, texts: list[str]) -> list[str]:
         new = [text for text in dict.fromkeys(texts) if text not in self._warned_of]
         self._warned_of += new
         return new
-
-    def _sentence(self, findings: tuple[Finding, ...], which: str = "") -> str:
-        first, *others = findings
-        more = f" (and {len(others):,} more{which})" if others else ""
-        label = self._shown("summary", "label", first.layer)
-        return f"{label} ({first.check}): {first.message}{more}"
 
     def _with(self, thresholds: Mapping[str, object]) -> HealthReport:
         if not thresholds:

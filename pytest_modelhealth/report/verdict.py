@@ -53,6 +53,11 @@ class Judgement:
         return self._graded("warn")
 
     @property
+    def notes(self) -> tuple[Finding, ...]:
+        """What is worth knowing, and changes no verdict."""
+        return self._graded("note")
+
+    @property
     def inconclusive(self) -> tuple[Finding, ...]:
         """What could not be judged."""
         return self._graded("unsure")

@@ -46,6 +46,13 @@ INCONCLUSIVE = Setting(
     per_layer=False,
     one_of=("pass", "warn", "fail"),
 )
+STRICT = Setting(
+    "strict",
+    bool,
+    default=False,
+    help="whether what only warns fails; what severity says of a check wins over it",
+    per_layer=False,
+)
 
 
 RANK_TIMEOUT = Setting(
@@ -93,6 +100,7 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
         ),
         AUTO_CHECK,
         INCONCLUSIVE,
+        STRICT,
         RANK_TIMEOUT,
     )
     thresholds = LayerLimits(

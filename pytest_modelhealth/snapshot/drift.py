@@ -28,6 +28,7 @@ from pytest_modelhealth.tolerance import TensorName
 
 LOSS = "loss"
 MOST_CHANGES = 6
+_UNRECORDED = "it is of a version that recorded no warnings"
 
 EXACT = {
     "dtype": "dtype",
@@ -90,6 +91,8 @@ class DriftReport:
     # weight
     told: frozenset[str] = frozenset()
     remarks: tuple[str, ...] = ()  # what may explain the differences, a sentence each
+    new_warnings: tuple[str, ...] = ()  # those that the snapshot does not have, which fail
+    gone_warnings: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> int:
@@ -104,11 +107,23 @@ class DriftReport:
     @property
     def drifted(self) -> bool:
         """Whether anything differs that may not."""
+        return bool(self.drifted_without_warnings or self.new_warnings)
+
+    @property
+    def drifted_without_warnings(self) -> bool:
+        """Whether a number or a layer differs that may not."""
         return bool(self.drifts or self.failing_changes or not self.pair.has_common_layers)
 
     @property
     def headline(self) -> str:
+        """What is newly warned of, or what drifted first and how far, or which layers came."""
+        return f"new warning: {self.new_warnings[0]}" if self.new_warnings else self.moved
+
+    @property
+    def moved(self) -> str:
         """What drifted first and how far, or which layers came and went."""
+        if not self.drifted_without_warnings:
+            return f"no drift in {self.tensors} tensors"
         if not self.pair.has_common_layers:
             return "not the model of the snapshot: no layer of it is in the report"
         if not self.drifts:
@@ -129,17 +144,26 @@ class DriftReport:
     @property
     def note(self) -> str:
         """What is worth saying where nothing drifted; ``""`` for nothing."""
-        harmless = phrases(self.changes)
-        if self.drifted or not harmless:
+        harmless = self.harmless
+        is_told = harmless != [_UNRECORDED] or self.pair.new.warnings
+        if self.drifted or not harmless or not is_told:
             return ""
         shown, more = "; ".join(harmless[:MOST_CHANGES]), len(harmless) - MOST_CHANGES
-        return (
-            f"all {self.tensors} tensors agree with the snapshot, but layers changed: {shown}"
-            + (f"; {more} more" if more > 0 else "")
+        what = "but layers changed: " if self.changes else "but "
+        return f"all {self.tensors} tensors agree with the snapshot, {what}{shown}" + (
+            f"; {more} more" if more > 0 else ""
         )
 
+    @property
+    def harmless(self) -> list[str]:
+        """What is different and fails nothing, a phrase each; an update takes it over."""
+        gone = [f"no longer warned of: {text}" for text in self.gone_warnings]
+        old, new = self.pair.old.warnings, self.pair.new.warnings
+        is_older = old is None and new is not None
+        return [*phrases(self.changes), *gone, *[_UNRECORDED] * is_older]
+
     def __str__(self) -> str:
-        return self.headline if self.drifted else f"no drift in {self.tensors} tensors"
+        return self.headline
 
 
 class Outcome(StrEnum):
@@ -187,7 +211,21 @@ def detect_drift(before: Snapshot, now: Snapshot) -> DriftReport:
         changes.append(LayerChange("changed", one.label, rest, one.layer))
     story, told = _story(pair, of_tensors, drifts) if drifts else ("", frozenset[str]())
     remarks = tuple(_remarks(pair, drifts, tolerances))
-    return DriftReport(pair, tuple(drifts), tuple(changes), kept, story, told, remarks)
+    warned = _warnings(pair)
+    return DriftReport(pair, tuple(drifts), tuple(changes), kept, story, told, remarks, *warned)
+
+
+def _warnings(pair: SnapshotPair) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the warnings that only the later has, and those that only the earlier has."""
+    old, new, to = pair.old.warnings, pair.new.warnings or {}, pair.alignment.to_candidate
+    if old is None:
+        return (), ()
+    before = {(check, to.get(name, name), kind): kind for check, name, kind in old}
+    gained = {text: key for key, text in reversed([*new.items()]) if key not in before}
+    lost = [(kind, (check, name)) for check, name, kind in before if (check, name, kind) not in new]
+    told = ([*reversed(gained.items())], lost)
+    a, b = (tuple(f"{pair.new.label(k[1])} ({k[0]}): {text}" for text, k in one) for one in told)
+    return a, b
 
 
 def _drift(

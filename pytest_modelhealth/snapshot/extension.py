@@ -18,7 +18,6 @@ from syrupy.location import PyTestLocation
 
 from pytest_modelhealth.errors import ModelHealthError, ModelHealthWarning
 from pytest_modelhealth.report import HealthReport, Verdict
-from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import DriftReport, Outcome, SnapshotCheck, detect_drift
 from pytest_modelhealth.snapshot.file_format import (
     SnapshotFormatError,
@@ -86,7 +85,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         """Return whether the report is within the tolerances of the snapshot."""
         if list(self.diff_lines(serialized_data, snapshot_data)):
             return False
-        names = phrases(self.found.changes) if self.found is not None else []
+        names = self.found.harmless if self.found is not None else []
         if self.takes_names and names:
             self.change = f"every number agrees: {'; '.join(names)}"
         return not (self.takes_names and names)

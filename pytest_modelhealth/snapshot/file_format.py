@@ -9,6 +9,7 @@
     recorded: pytest-modelhealth 0.1.0, torch 2.13.0
     noise: measured, epsilon 2^-23
     loss: 2.302585 ~4
+    warning: wiring head never called
     # in, out, grad, .weight, ...: shape,mean,std,min,max; ~mean:4 4 times the usual noise
 
     layer=fc1 type=Linear out=64x10,0.0123456,0.5772157,-1.732051,1.618034,~min:4 .bias=10,0,0,0,0
@@ -19,13 +20,14 @@
 Layers stand in the order in which they returned, so those inside a layer come before it. A line is
 cells of ``key=value`` between blanks; what has a blank in it is quoted as in a URL (``%20``). What
 is usual is not written (noise, dtype, calls, zeros); what differs is a ``key:value``. The last line
-tells a whole file from a truncated one. Reading executes nothing.
+tells a whole file from a truncated one. What the run warned of stands by check, layer and kind, so
+that it is accepted once; older files have no such line. Reading executes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
@@ -46,6 +48,7 @@ _HEADER = ("test", "profile", "model", "recorded", "noise", "loss")
 _LEGEND = "# in, out, grad, .weight, ...: shape,mean,std,min,max; ~mean:4 4 times the usual noise"
 _EXAMPLE = "layer=fc type=Linear out=64x10,0.1,0.9,-2,2"
 _END = "end"
+_WARNING, _MODEL = "warning: ", "."  # no layer has a dot for a name
 _UNQUOTED = "/:;,()[]<>{}@!$&*+?|'#^~"
 _TIED = "tied."
 _COUNTS = {"zeros": "zero_count", "count": "count", "nan": "nan_count", "inf": "inf_count"}
@@ -86,6 +89,11 @@ def dump(snapshot: Snapshot) -> str:
         f"{key}: {value if value.isprintable() else repr(value)}"
         for key, value in zip(_HEADER, header, strict=True)
     ]
+    warned = [
+        f"{_WARNING}{check} {quote(layer, safe=_UNQUOTED) or _MODEL} {kind}"
+        for check, layer, kind in snapshot.warnings or ()
+    ]
+    lines += warned or [f"{_WARNING}none"] * (snapshot.warnings is not None)
     layers = (_line(snapshot, record, digits) for record in snapshot.layers.values())
     return "\n".join([f"{_TITLE}{VERSION}", *lines, _LEGEND, "", *layers, "", _END, ""])
 
@@ -149,7 +157,7 @@ def load(text: str) -> Snapshot:
         raise _expected("'noise: measured, epsilon 2^-23' and 'loss: 0.25'", found, 5) from None
     layers: dict[str, LayerRecord] = {}
     for row, line in enumerate(lines[:-1]):
-        if row <= len(_HEADER) or not line or line[0] == "#":
+        if row <= len(_HEADER) or not line or line.startswith(("#", _WARNING)):
             continue
         try:
             record = _layer(line, header["profile"], noises, place=row)
@@ -166,7 +174,16 @@ def load(text: str) -> Snapshot:
         epsilon,
         Observation(layers, header["model"], loss=loss),
         noises,
+        _warnings(lines),
     )
+
+
+def _warnings(lines: Iterable[str]) -> dict[tuple[str, str, str], str] | None:
+    cells = [one.removeprefix(_WARNING).split(" ", 2) for one in lines if one.startswith(_WARNING)]
+    if not cells:
+        return None
+    warned = (one for one in cells if len(one) == 3)  # ``none`` is none
+    return {(c, "" if layer == _MODEL else unquote(layer), k): k for c, layer, k in warned}
 
 
 def _check_version(line: str) -> None:

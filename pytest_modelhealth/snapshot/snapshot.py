@@ -87,6 +87,8 @@ class Snapshot:
     # of what rounding moves further than usual, how many times as far; of the zero fraction, how
     # far
     noise: Noises = field(default_factory=dict)
+    # what its run warned of, by check, layer and kind; ``None`` where that was not recorded
+    warnings: Mapping[tuple[str, str, str], str] | None = None
 
     @property
     def layers(self) -> Mapping[str, LayerRecord]:
@@ -168,7 +170,9 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 def of_report(report: HealthReport, test: str = "-") -> Snapshot:
     """Return what a snapshot keeps of a report, with every digit."""
-    return from_observation(report.observation, report._noise, test)
+    layers = ((f, layer) for f in report.warnings for layer in (f.layer, *f.affected))
+    warned = {(f.check, layer, f.kind): f.message for f, layer in layers}
+    return replace(from_observation(report.observation, report._noise, test), warnings=warned)
 
 
 def from_observation(

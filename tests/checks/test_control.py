@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +100,58 @@ def test_what_warns_does_not_fail(dead, batch):
     assert report.to_dict()["warned"][0]["layer"] == "act1"
     with pytest.raises(ModelHealthError):
         report.assert_healthy(severity="fail")
+
+
+@pytest.mark.parametrize(
+    ("settings", "grades"),
+    [
+        ({}, ["warn", "note"]),
+        ({"strict": True}, ["fail", "note"]),
+        ({"strict": True, "severity": {"mild": "warn"}}, ["warn", "note"]),
+        ({"severity": {"mild": "fail"}}, ["fail", "note"]),
+    ],
+)
+def test_strict_fails_what_only_warns(settings, grades, mlp, batch):
+    """But where a severity is set, which wins; a note is shown, and never more than that."""
+
+    class Mild(Check):
+        name = "mild"
+
+        def run(self, observation, settings):
+            for layer, grade in (("fc1", "warn"), ("fc2", "note")):
+                yield self.violation(layer, f"a {grade}", value=0.0, severity=grade)
+
+    report = Inspector(mlp, own_checks=[Mild], **settings).run_inspection(batch)
+    mild = [f for f in report._judgement.findings if f.check == "mild"]
+    assert [f.grade for f in mild] == grades
+    assert report.healthy is ("fail" not in grades)
+    strict = "strict" in settings and "fail" in grades
+    assert ("fc1 (mild): a warn (strict)" in repr(report)) is strict
+    if "warn" in grades:
+        assert "healthy, 1 warning: fc1 (mild): a warn;" in repr(report)
+    assert "note: fc2 (mild): a note" in str(report)
+    assert report.to_dict()["noted"][0]["layer"] == "fc2"
+
+
+def test_a_warning_shows_its_line_and_stands_for_its_kind(mlp, batch):
+    """Findings of one check that differ by names, numbers and lines alone are one warning."""
+
+    class Mild(Check):
+        name = "mild"
+
+        def run(self, observation, settings):
+            for n, layer in enumerate(("fc1", "fc2")):
+                text = f"'{layer}' is {n} times in vain at {__file__}:{n + 1}, as it seems"
+                yield self.violation(layer, text, value=0.0, severity="warn", independent=True)
+
+    report = Inspector(mlp, own_checks=[Mild]).run_inspection(batch)
+    with pytest.warns(ModelHealthWarning) as caught:
+        report.assert_healthy()
+    (text,) = (str(one.message).splitlines() for one in caught)
+    code = Path(__file__).read_text(encoding="utf-8").splitlines()[0]
+    assert text[0].startswith("fc1 (mild): 'fc1' is 0 times in vain at ")
+    assert text[1:] == [f"code:         {code}", "likewise:     fc2"]
+    assert {one.kind for one in report.warnings} == {"times in vain at"}
 
 
 def test_a_warning_hides_no_failure(dead, batch):

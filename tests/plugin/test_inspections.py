@@ -121,3 +121,57 @@ def test_ctrl_c_in_the_body_ends_the_run_as_ever(nets: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "unhealthy" not in result.stdout.str() + result.stderr.str()
     assert "modelhealth:" not in result.stdout.str()
+
+
+WARNED = """
+import nets, pytest
+from torch import nn
+
+@pytest.mark.parametrize("n", range(5))
+@pytest.mark.modelhealth(severity={"dead_units": "warn"})
+def test_dead(inspector, n):
+    inspector(nets.with_dead_relu()).run_inspection(nets.BATCH)
+
+def idle():
+    model = nets.healthy()
+    model.append(nn.Identity())
+    model[-1].idle = nn.Linear(2, 2)
+    return model
+
+def test_idle(inspector):
+    inspector(idle()).run_inspection(nets.BATCH)
+
+@pytest.mark.modelhealth(strict=False)
+def test_marked(inspector):
+    inspector(idle()).run_inspection(nets.BATCH)
+
+@pytest.mark.modelhealth_waive("*idle", check="wiring", reason="for later")
+def test_waived(inspector):
+    inspector(idle()).run_inspection(nets.BATCH)
+"""
+
+
+@pytest.mark.parametrize("arguments", [("-q",), ("-q", "-n", "2")])
+def test_warnings_are_said_once_a_cause(nets: pytest.Pytester, arguments: tuple[str, ...]) -> None:
+    """In one section with their tests, by ten tests or two workers; they count as warnings."""
+    nets.makepyfile(test_it=WARNED)
+    result = nets.runpytest("-W", "default", *arguments)
+    text = result.stdout.str()
+    assert text.count("1 (dead_units): ") == 1
+    assert text.count("3.idle (wiring): ") == 1
+    assert "ModelHealthWarning" not in text
+    result.stdout.fnmatch_lines(
+        ["=* modelhealth warnings =*", "in tests: * and 2 more", "8 passed, 7 *"]
+    )
+
+
+@pytest.mark.parametrize("how", ["ini", "option"])
+def test_strict_fails_a_warning(nets: pytest.Pytester, how: str) -> None:
+    """By an ini value or the option; a marker, a waiver and a severity win over it."""
+    nets.makepyfile(test_it=WARNED)
+    if how == "ini":
+        nets.makeini("[pytest]\nmodelhealth_strict = true\n")
+    result = nets.runpytest("-W", "default", *["--modelhealth-strict"] * (how == "option"))
+    result.assert_outcomes(failed=1, passed=7, warnings=6)
+    said = "tox.ini: modelhealth_strict" if how == "ini" else "--modelhealth-set strict"
+    result.stdout.fnmatch_lines([f"E *a warning, which fails as strict is set ({said})"])

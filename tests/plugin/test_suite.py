@@ -103,6 +103,36 @@ def test_skips_limits_and_markers(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines_random(["*SKIPPED (too slow)*"])
 
 
+UNREAD = """
+def make(self):
+    torch.manual_seed(0)
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.fc = net(), nn.Linear(3, 3)
+            self.pos, self.tied = nn.Parameter(torch.zeros(12)), nn.Linear(3, 3)
+            self.experts = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+            self.tied.weight = self.experts[0].weight
+            self.frozen = nn.Parameter(torch.zeros(1), False)
+        def forward(self, x):
+            return self.experts[0](self.body(x))
+    return Net(), BATCH, LABELS, F.cross_entropy
+"""
+
+
+def test_every_parameter_learns_names_what_nothing_reads(pytester: pytest.Pytester) -> None:
+    """Members that a list did not call, frozen and tied parameters are left in peace; strict."""
+    result = _suite(pytester, UNREAD, "-W", "default")
+    assert {n for n, o in _outcomes(result).items() if o == "FAILED"} == {
+        "test_every_parameter_learns"
+    }
+    result.stdout.fnmatch_lines(
+        ["E*no operation reads 'pos', 'fc.weight', 'fc.bias', 'tied.bias'*"]
+    )
+    found = _outcomes(_suite(pytester, f"{UNREAD}strict = True"))
+    assert found["test_healthy_in_training"] == "FAILED"
+
+
 WRONG = {
     "skip = {'test_casual': 'r'}": "{}.skip: there is no test 'test_casual'; did you*",
     "skip = {'test_causal': ''}": "{}.skip['test_causal']: say the reason in words*",

@@ -112,7 +112,10 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             **of_roles(roles),
         )
     seen = Observation(layers, "Net", loss=draw(st.none() | reals))
-    return Snapshot("t", "cpu float32", "torch 2.13.0", draw(st.booleans()), 2.0**-23, seen, noise)
+    keys = st.tuples(st.just("wiring"), names, st.sampled_from(["never called", ""]))
+    warned = draw(st.none() | st.sets(keys, max_size=3).map(lambda k: {key: key[2] for key in k}))
+    calibrated = draw(st.booleans())
+    return Snapshot("t", "cpu float32", "torch 2.13.0", calibrated, 2.0**-23, seen, noise, warned)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -121,7 +124,8 @@ def test_what_is_written_is_read_back(snapshot: Snapshot) -> None:
     """Any names and counts as they are, any number to nine digits, its noise whole."""
     again = reread(snapshot)
     assert list(again.layers) == list(snapshot.layers)
-    assert (again.calibrated, again.epsilon) == (snapshot.calibrated, snapshot.epsilon)
+    for field in ("calibrated", "epsilon", "warnings"):
+        assert getattr(again, field) == getattr(snapshot, field)
     for layer_name, written in snapshot.layers.items():
         read = again.layers[layer_name]
         for field in ("type_name", "status", "activation", "calls", "tied"):

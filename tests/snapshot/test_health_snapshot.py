@@ -280,6 +280,58 @@ if CHANGED:
 SHARED = pytest.param(("-n", "2", "test_net.py"), marks=pytest.mark.slow)
 
 
+WARNED = """
+from model import *
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self, idle):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(8, 3)
+        for name in idle:
+            setattr(self, name, nn.Linear(2, 2))
+
+    def forward(self, x):
+        return self.fc(x)
+
+def inspected(idle):
+    batch = torch.linspace(-1, 1, 512).reshape(64, 8)
+    return Inspector(Net(idle)).run_inspection(batch, torch.arange(64) % 3, loss=F.cross_entropy)
+
+@pytest.mark.parametrize("before, now", [("a", "a"), ("a", "ab"), ("", "b"), ("a", "")])
+def test_idle(before, now, health_snapshot):
+    assert inspected(now if CHANGED else before) == health_snapshot
+"""
+
+
+def test_a_warning_is_accepted_once(project: Project) -> None:
+    """One that the file does not have fails; one that is gone, or of an old file, is told."""
+    project.write(WARNED)
+    project.update().assert_outcomes(passed=4)
+    recorded = project.files()
+    assert [sum("warning: wiring a never called" in text for text in recorded.values())] == [3]
+    project.run().assert_outcomes(passed=4)
+    project.stage("changed")
+    changed = project.run("-W", "default")
+    changed.assert_outcomes(passed=2, failed=2, warnings=1)
+    changed.stdout.fnmatch_lines_random(
+        [
+            "E * new warning: b (wiring): 'a', 'b' are never called, *",
+            "E * new warning: b (wiring): 'b' is never called, *",
+            "*ModelHealthWarning: all * agree *no longer warned of: a (wiring): never called*",
+        ]
+    )
+    for name, text in recorded.items():
+        lines = (line for line in text.splitlines(True) if not line.startswith("warning: "))
+        project.file(name).write_text("".join(lines))
+    old = project.run("-W", "default")
+    old.assert_outcomes(passed=4, warnings=4)
+    old.stdout.fnmatch_lines(["*recorded no warnings. pytest --snapshot-update takes them over*"])
+    project.update().assert_outcomes(passed=4)
+    assert all("\nwarning: " in text for text in project.files().values())
+
+
 @pytest.mark.parametrize("workers", [(), SHARED], ids=["alone", "xdist"])
 def test_many_files(project: Project, workers: tuple[str, ...]) -> None:
     """Each test has its own files: unused ones fail, and an update says what became of each.

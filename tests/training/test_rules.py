@@ -150,8 +150,9 @@ def test_thresholds_can_be_given_with_the_question(killed: TrainingMonitor) -> N
     """They override those in force."""
     with pytest.raises(ModelHealthError):
         killed.assert_healthy()
-    with pytest.warns(ModelHealthWarning, match="the loss rose"):
+    with pytest.warns(ModelHealthWarning) as caught:
         killed.assert_healthy(skip_checks=sorted(broken(killed)))
+    assert any("the loss rose" in str(one.message) for one in caught)
 
 
 def test_on_violation_raises_after_the_row_is_written(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
                 place = _place(error)
             broken.append(Finding(check.name, "", message=text, place=place, grade="broken"))
     unfitted = Unfitted(observation, settings.checks)
+    notes = [f for f in findings if f.grade == "note" and not judged.isdisjoint(f.layers)]
+    findings = [f for f in findings if f.grade != "note"]
     shown = [  # a fault is about all layers that show it
         f
         for f in _folded(observation, findings, settings, unfitted)
@@ -63,7 +65,7 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
     nothing = why_nothing(observation, gradients=is_missed)
     used = {finding.waiver for finding in shown}
     return Judgement(
-        (*([] if nothing is None else [nothing]), *shown, *broken),
+        (*([] if nothing is None else [nothing]), *shown, *broken, *notes),
         unused_waivers=tuple(  # those that accepted nothing, of those for a check that ran
             waiver
             for waiver in settings.waivers
@@ -165,11 +167,26 @@ def _folded(
 
 
 def _graded(finding: Finding, settings: Settings) -> Finding:
-    """Return a finding as grave as its check is set; unset, it may only warn by itself."""
-    chosen = settings.severity(finding.check)
-    is_mild = finding.grade == "warn" and chosen.origin == "default"
-    grade: Grade = "warn" if is_mild or chosen.value == "warn" else "fail"
-    return finding if finding.grade in ("unsure", grade) else replace(finding, grade=grade)
+    """Return a finding as grave as its check is set; unset, it may only warn by itself.
+
+    What warns so fails where all is strict. A note stays one.
+    """
+    chosen, strict = settings.severity(finding.check), settings["strict"]
+    is_unset = chosen.origin == "default"
+    grade: Grade = chosen.value
+    if is_unset and "warn" in (finding.grade, grade):
+        grade = "fail" if strict.value else "warn"
+    if finding.grade in ("unsure", "note", grade):
+        return finding
+    if grade == "fail" and is_unset:
+        why = f"a warning, which fails as strict is set ({strict.origin})"
+        return replace(
+            finding,
+            grade=grade,
+            message=f"{finding.message} (strict)",
+            details=(why, *finding.details),
+        )
+    return replace(finding, grade=grade)
 
 
 def _waived(findings: Iterable[Finding], settings: Settings, unfitted: Unfitted) -> list[Finding]:

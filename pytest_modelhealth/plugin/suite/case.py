@@ -88,8 +88,11 @@ class Case:
             SettingsError: a marker or limit of the test is wrong.
         """
         self.item, self.test, self._fixture = item, item.originalname, fixture
-        origin = f"{type(self.suite).__name__}.limits[{self.test!r}]"
-        self.settings = settings_for(item).override(self.suite.limits.get(self.test, {}), origin)
+        suite, settings = type(self.suite).__name__, settings_for(item)
+        if self.suite.strict is not None:
+            settings = settings.override({"strict": self.suite.strict}, f"{suite}.strict")
+        limits = self.suite.limits.get(self.test, {})
+        self.settings = settings.override(limits, f"{suite}.limits[{self.test!r}]")
 
     def judge(self, verdict: Callable[[Case], None]) -> None:
         """Run the verdict of the test; skip it where there is nothing to judge.
@@ -279,6 +282,7 @@ class Case:
         own: Iterable[str],
         *,
         only: bool = False,
+        warns: Collection[str] = (),
         but: Collection[tuple[str, str]] = (),
         noise: Any = None,
         **settings: object,
@@ -290,6 +294,7 @@ class Case:
             own: names of the checks whose findings count; all checks run, so that what follows
                 from a fault of another test is told from one of its own.
             only: whether no other check runs.
+            warns: names of other checks, of which only what warns counts.
             but: check and layer of findings that fail another test.
             noise: as in `HealthReport`.
             **settings: laid over those of the test.
@@ -302,7 +307,8 @@ class Case:
             is_graded = finding.waiver is None and finding.grade in ("fail", "warn")
             is_told = is_graded and (finding.check, finding.layer) in but
             is_of_all = finding.grade == "unsure" and finding.check == _WHOLE_RUN
-            return is_of_all or (finding.check in own and not is_told)
+            is_mild = finding.grade == "warn" and finding.check in warns
+            return is_of_all or is_mild or (finding.check in own and not is_told)
 
         def judged(observation: Observation, settings: Settings) -> Judgement:
             return Judgement(tuple(filter(is_own, judge(observation, settings).findings)))
@@ -330,7 +336,8 @@ class Case:
             texts = report._take_warnings()
             for text in texts:
                 warn(self.item, text)
-            raise Unjudged(f"{texts[0]}; whether that is meant, nothing tells")
+            first = texts[0].partition("\n")[0]
+            raise Unjudged(f"{first}; whether that is meant, nothing tells")
         is_doubt = report.verdict is Verdict.INCONCLUSIVE and report.inconclusive
         if is_doubt and report._settings["inconclusive"].value == "warn":
             raise Unjudged(report._take_doubt()[0])

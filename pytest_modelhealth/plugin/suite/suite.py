@@ -40,6 +40,9 @@ class ModelHealthSuite:
     skip: ClassVar[Mapping[str, str]] = {}
     """Tests that are not run, each with the reason."""
 
+    strict: ClassVar[bool | None] = None
+    """Whether what only warns fails, too; ``None`` is as the setting ``strict`` says."""
+
     backend: ClassVar[str | None] = None
     """What `test_compiled_equals_eager` compiles with; ``None`` is inductor where there is a C++
     compiler, else aot_eager, which is quick and makes no machine code."""
@@ -106,7 +109,7 @@ for _name, _summary in TESTS.items():
     setattr(ModelHealthSuite, _name, _test_of(_name, _summary))
 
 ATTRIBUTES = (
-    "seed", "limits", "skip", "backend", "causal", "batch_dim", "time_dim", "padding",
+    "seed", "limits", "skip", "strict", "backend", "causal", "batch_dim", "time_dim", "padding",
     "make_optimizer",
 )  # fmt: skip
 """What a subclass may set."""

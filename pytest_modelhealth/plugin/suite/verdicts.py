@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.checks.facts import trainable
 from pytest_modelhealth.errors import ModelHealthError
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.plugin.suite.case import PROBES, Case, Unjudged
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
 from pytest_modelhealth.report import Outcome
+from pytest_modelhealth.settings.setting import ancestors, dotted, parent
 from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
@@ -57,9 +62,41 @@ def every_parameter_learns(case: Case) -> None:
     """Every parameter that should learn has a gradient, is held by the optimizer, and moves."""
     case.require_numbers()
     _require_gradients(case)
-    case.settle(case.report(case.stepped, LEARNING))
+    report = case.report(case.stepped, LEARNING, strict=True)
+    case.settle(report)
+    if unread := _unread(case):
+        layer, names = unread[0][0], listed([repr(dotted(*one)) for one in unread], 4)
+        case.fail(
+            f"unhealthy: {layer or case.label} (missing_gradients): no operation reads {names}, so "
+            "nothing trains it\n\nlikely cause: left out of the forward, or for other batches: if "
+            "so, freeze what is not to learn\naccept it:    @pytest.mark.modelhealth_waive"
+            f'("{glob.escape(layer)}", check="missing_gradients", reason="...")',
+            report,
+        )
     # weight decay moves what gets a gradient of zero in a model that is unhealthy anyway
     case.require_healthy(_general(case))
+
+
+def _unread(case: Case) -> list[tuple[str, str]]:
+    """Return layer and name of trainable parameters that no operation reads.
+
+    A list chooses which of its members it calls.
+    """
+    seen, settings = case.ran(True).observation, case.settings
+    flow, layers = seen.flow, seen.layers
+    if flow is None or not flow.is_exact or not settings.chooses("missing_gradients"):
+        return []
+    read = {*flow.values, *(full for record in layers.values() for full in record.tied.values())}
+    unread = []
+    for record in layers.values():
+        around = (record.name, *ancestors(record.name)) if record.entered is None else ()
+        is_chosen = any(layers[parent(name)].type_name in having("container") for name in around)
+        is_waived = any(w.covers("missing_gradients", record.name) for w in settings.waivers)
+        if not (is_chosen or is_waived or record.status in ("opaque", "parameters_read")):
+            known = {*record.parameter_gradients, *record.tied}
+            names = [own for own in trainable(record) if own not in known]
+            unread += [(record.name, n) for n in names if dotted(record.name, n) not in read]
+    return unread
 
 
 def training_step(case: Case) -> None:
@@ -158,7 +195,7 @@ def snapshot(case: Case) -> None:
     if not updates and not place.exists():
         raise Unjudged("nothing is recorded yet: pytest --snapshot-update, and commit the file")
     seen = case.ran(False)
-    report = case.report(seen.observation, {"finite"}, only=True, noise=seen._noise)
+    report = case.report(seen.observation, {"finite"}, warns=_general(case), noise=seen._noise)
     try:
         _ = report == recorded  # raises where it is not
     except ModelHealthError as error:

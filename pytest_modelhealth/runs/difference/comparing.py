@@ -22,6 +22,7 @@ from pytest_modelhealth.snapshot.drift import detect_drift
 
 Data = Mapping[str, Any]
 
+NEW_WARNING = "new warning"
 _ORDER = [Grade.WORSE, Grade.CHANGED, Grade.BETTER, Grade.SAME]
 
 
@@ -206,7 +207,7 @@ def _compare_inspections(before: Data, now: Data) -> Told:
 def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Iterator[Change]:
     """Yield the findings that are new and those that are gone; `names` are those in the head."""
     old, new = _by_place(before["violations"], names), _by_place(now["violations"], {})
-    warned, warnings = _by_place(before["warnings"], names), _by_place(now["warnings"], {})
+    warned, warnings = _by_place(_warned(before), names), _by_place(_warned(now), {})
     shown_before, shown_now = _shown(before, names), _shown(now, {})
     gone = {key: one for key, one in old.items() if key not in shown_now}
     accepted = gone.keys() & (_by_place(now["waived"], {}).keys() | warnings.keys())
@@ -219,16 +220,24 @@ def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Itera
         ),
         ("no longer found", [*gone.values()], Grade.BETTER),
         (
-            "new warning",
+            NEW_WARNING,
             [warnings[key] for key in warnings if key not in warned and key not in shown_before],
             Grade.CHANGED,
         ),
     ):
-        told = [(one["label"], f"{one['check']}: {one['message']}") for one in findings]
+        told = dict.fromkeys(
+            (one["label"], f"{one['check']}: {one['message']}") for one in findings
+        )
         if told:
             is_new = what.startswith("new")
             places = (Place(at, "", text) if is_new else Place(at, text) for at, text in told)
             yield Change("finding", what, tuple(places), grade)
+
+
+def _warned(result: Data) -> list[Data]:
+    """Return what is warned of, once for each layer that it is of."""
+    found = ((one, (one["layer"], *one.get("affected", ()))) for one in result["warnings"])
+    return [{**one, "layer": layer} for one, layers in found for layer in layers]
 
 
 def _by_place(findings: Iterable[Data], names: Mapping[str, str]) -> dict[tuple[str, ...], Data]:

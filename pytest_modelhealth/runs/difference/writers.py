@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.rendering.document import Document, Row, fitting
 from pytest_modelhealth.rendering.notation import Column, plural, printable, shorten
-from pytest_modelhealth.runs.difference.comparing import Difference, TestDifference
+from pytest_modelhealth.runs.difference.comparing import NEW_WARNING, Difference, TestDifference
 from pytest_modelhealth.runs.difference.inspections import Change, Grade
 
 MARK = "<!-- pytest-modelhealth diff -->"
@@ -46,11 +46,16 @@ def render(difference: Difference, name: str) -> str:
 
 def _documents(difference: Difference) -> Iterator[Document]:
     """Yield one of the runs, then one of each test, or of those in which the same changed."""
-    yield Document(headline=f"modelhealth: {_headline(difference)}", facts=[*_remarks(difference)])
+    yield Document(
+        headline=f"modelhealth: {_headline(difference)}",
+        facts=[*_new_warnings(difference), *_remarks(difference)],
+    )
     for test, *others in _alike(difference):
         names = listed([printable(other.id) for other in others], 4)
         causes = [*map(printable, test.causes)]
-        changes = sorted(test.changes, key=lambda one: one.grade is not Grade.WORSE)
+        changes = sorted(
+            test.changes, key=lambda one: (one.what != NEW_WARNING, one.grade is not Grade.WORSE)
+        )
         yield Document(
             headline=f"{test.grade}: {printable(test.id)}",
             facts=[*([f"likewise: {names}"] if others else []), *causes],
@@ -74,6 +79,15 @@ def _headline(difference: Difference) -> str:
     if not counts:
         return f"nothing changed in {plural(difference.unchanged, 'test')}"
     return f"{', '.join(counts)}; {difference.unchanged:,} unchanged"
+
+
+def _new_warnings(difference: Difference) -> Iterator[str]:
+    """Yield what the head warns of and the base did not, with how many tests it stands at."""
+    changes = (one for test in difference.tests for one in test.changes)
+    new = (place for one in changes if one.what == NEW_WARNING for place in one.places)
+    for (label, text), count in Counter((place.label, place.now) for place in new).items():
+        told = f"since this change: {printable(label)} ({printable(text)})"
+        yield told + f", in {count:,} tests" * (count > 1)
 
 
 def _remarks(difference: Difference) -> Iterator[str]:

@@ -115,6 +115,19 @@ def test_a_comment_is_bounded(tests: int, layers: int) -> None:
     assert first == f"**`modelhealth: {tests:,} test{'s' * (tests > 1)} changed; 0 unchanged`**"
 
 
+def test_new_warnings_come_first() -> None:
+    """Before what moved, once for all tests; another layer of an old warning is new, too."""
+    warned = made.finding(message="is read by nothing")
+    ids = ("t.py::a", "t.py::b")
+    before = made.run(*(made.test(made.inspection(), id=one) for one in ids))
+    now = made.run(*(made.test(made.inspection(warnings=[warned]), id=one) for one in ids))
+    lines = render(compare(before, now), "markdown").splitlines()
+    assert lines[2] == "- `since this change: fc1 (dead_units: is read by nothing), in 2 tests`"
+    more = [{**warned, "affected": ["fc2"]}]
+    after = made.run(made.test(made.inspection(warnings=more), id=ids[0]))
+    assert "`new warning`" in render(compare(now, after), "markdown")
+
+
 def test_the_verdict_is_the_first_line() -> None:
     """With how many tests got worse, better, changed and stayed."""
     sides = [made.test(made.inspection()), made.test(made.inspection(made.finding()))]
