@@ -17,6 +17,7 @@ from pytest_modelhealth.checks.facts import (
     innermost,
     is_fresh,
     linear_maps,
+    trainable,
 )
 from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
@@ -25,6 +26,7 @@ from pytest_modelhealth.report import Finding, Flow, LayerRecord, LossCall, Obse
 from pytest_modelhealth.report.flow import Vertex
 from pytest_modelhealth.report.flow.inferred import same_values
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.setting import dotted
 
 LOSS = CHECKS["loss"]
 TASK_BALANCE = CHECKS["task_balance"]
@@ -55,7 +57,7 @@ _ROUNDING = 0.01
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield what is wrong with the loss, up to the first that fails: the rest follows from it."""
-    for stage in (_calls, _batch_softmax, _path, _signs, _dead, _initial):
+    for stage in (_calls, _batch_softmax, _path, _signs, _dead, _flow, _initial):
         found = list(stage(observation, settings))
         yield from found
         if any(one.grade != "warn" for one in found):
@@ -429,6 +431,132 @@ def _dead(observation: Observation, _: Settings) -> Iterator[Finding]:
                 role="loss",
                 severity="warn",
             )
+
+
+# ---- what reaches the loss without a gradient, and what gets one by mistake ---------------------
+
+
+def _flow(observation: Observation, _: Settings) -> Iterator[Finding]:
+    flow = flow_of(observation)
+    if observation.loss_path is None and not observation.loss_calls:
+        return
+    if observation.backward and flow.is_exact and flow.graph.loss is not None:
+        yield from _terms(observation, flow)
+        yield from _targets(flow)
+        yield from _draws(observation, flow)
+        yield from _spread(flow)
+
+
+def _learning(numbers: set[int], observation: Observation, flow: Flow) -> bool:
+    """Whether trainable parameters are among vertices, or of layers that are."""
+    names, layers = flow.names_of(numbers), observation.layers.values()
+    return any(
+        record.name in names or dotted(record.name, name) in names
+        for record in layers
+        for name in trainable(record)
+    )
+
+
+def _terms(observation: Observation, flow: Flow) -> Iterator[Finding]:
+    """Yield summands of the loss that values of parameters get to, and no gradient comes from."""
+    vertices, todo = flow.graph.vertices, [flow.graph.loss or 0]
+    met = set[int]()
+    for number in todo:  # which grows
+        vertex = vertices[number]
+        if number in met or not vertex.operands:
+            continue
+        met.add(number)
+        is_joined = vertex.has("total", "average") and vertices[vertex.operands[0]].has("join")
+        is_scaled = vertex.has("product", "quotient") and len(vertex.operands) == 1
+        factors = [vertices[o] for o in vertex.operands if vertex.has("product")]
+        is_off = any(one.kind == "constant" and one.has("zeros") for one in factors)
+        if vertex.live and not is_off:
+            is_sum = vertex.has("sum", "join", "turns_sign") and not vertex.has("loss")
+            todo += vertex.operands if is_sum or is_joined or is_scaled else ()
+            continue
+        before = flow.walk([number], back=True)
+        if not vertex.line or not flow.names_of(before) & observation.layers.keys():
+            continue
+        is_sure = _learning(before, observation, flow) and not is_off
+        yield _fault(
+            f"a term of the loss, `{vertex.name}`{at(vertex.line)}, passes no gradient back",
+            0.0,
+            "it counts in the loss and teaches nothing: a weight of zero, .item(), detach, no_grad,"
+            " argmax, a comparison or rounding on its way, or all it is made of is frozen",
+            role="loss",
+            severity="fail" if is_sure else "warn",
+        )
+
+
+def _targets(flow: Flow) -> Iterator[Finding]:
+    """Yield targets that are a sum of data and of what a network gives, with its gradient."""
+    vertices = flow.graph.vertices
+    for vertex in vertices:
+        is_pair = len(vertex.operands) == 2 and vertex.live and not vertex.cuts
+        is_loss = vertex.has("elementwise") or (vertex.has("difference") and vertex.call < 0)
+        if not is_pair or not is_loss:
+            continue
+        sides = vertex.operands if vertex.has("difference") else vertex.operands[1:]
+        for sum_ in (n for side in sides for n in flow.as_it_is(side) if vertices[n].has("sum")):
+            parts = [flow.as_it_is(operand)[-1] for operand in vertices[sum_].operands]
+            is_data = any(vertices[part].kind in ("input", "target") for part in parts)
+            if is_data and vertices[sum_].call < 0 and all(vertices[s].live for s in sides):
+                yield _fault(
+                    f"the target of `{vertex.name}`{at(vertex.line)} has a gradient: it is data "
+                    f"and what a network gives, added{at(vertices[sum_].line)}",
+                    0.0,
+                    "the target moves towards the prediction: compute it under no_grad, or detach",
+                    role="loss",
+                    severity="warn",
+                )
+
+
+def _draws(observation: Observation, flow: Flow) -> Iterator[Finding]:
+    """Yield random draws by trainable values that pass none of them a gradient, fed to layers."""
+    vertices = flow.graph.vertices
+    to_loss = flow.walk([flow.graph.loss or 0], "gradient", back=True)
+    for number, vertex in enumerate(vertices):
+        made_by = {held for operand in vertex.operands for held in flow.as_it_is(operand)}
+        origins = {held for held in made_by if vertices[held].live}
+        is_flat = not vertex.live or vertex.has("flat")  # of bernoulli gradients of zero come
+        if not vertex.has("sample") or not is_flat or not origins:
+            continue
+        between = flow.walk([number], "from operations")
+        taking = {n for n in between & to_loss if flow.homes[n] is not None}
+        is_straight = any(vertices[n].has("sum") for n in between & flow.walk(origins, "gradient"))
+        if not is_straight and _learning(taking, observation, flow):
+            yield _fault(
+                f"`{vertex.name}`{at(vertex.line)} draws by values that are trained, feeds a layer "
+                "and passes no gradient back",
+                0.0,
+                "reparametrise: mean + std * torch.randn_like(std), .rsample(), or straight "
+                "through; of a policy it may be meant",
+                role="loss",
+                severity="warn",
+            )
+
+
+def _spread(flow: Flow) -> Iterator[Finding]:
+    """Yield sums over the batch that are added to one number a sample."""
+    vertices = flow.graph.vertices
+    for vertex in vertices:
+        count = vertex.facts.get("samples") if vertex.live and not vertex.cuts else None
+        for operand in vertex.operands if count is not None else ():
+            held = operand
+            while vertices[held].has("view", "product", "turns_sign") and vertices[held].operands:
+                held = vertices[held].operands[0]
+            total = vertices[held]
+            sizes = total.facts.get("sizes", ((),))[0] if total.has("total") else ()
+            if sizes[:1] == (count,) and len(total.facts.get("dims", ())) == len(sizes):
+                yield _fault(
+                    f"a sum over the whole batch{at(total.line)} is added to one number a sample"
+                    f"{at(vertex.line)}",
+                    1.0 * total.facts["sizes"][0][0],
+                    f"it counts {count} times as much as meant, and more with a larger batch: sum "
+                    "over the other dimensions alone, or divide by the number of samples",
+                    role="loss",
+                    severity="warn",
+                )
 
 
 # ---- the loss of an untrained model -------------------------------------------------------------
