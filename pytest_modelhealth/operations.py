@@ -51,6 +51,7 @@ TRAITS = {
     "turns_sign": "gives numbers of the other sign",
     "margin": "is done to cosines by losses with a margin or a scale",
     "draw": "draws numbers at random",
+    "sample": "draws by the values that it is given",
     "dropout": "a dropout",
     "constant": "makes a constant of no random numbers",
     "zeros": "makes a constant of zeros, or is the number 0",
@@ -87,7 +88,7 @@ roll, flip : move
 topk, sort, argsort, nonzero, kthvalue : choice order route
 argmax, one_hot : choice route
 max, min : choice keeps_sign margin
-multinomial : route
+multinomial : route sample
 bincount : route count
 cumsum : total count
 where, masked_fill, scatter, index_put : choice fill margin
@@ -126,9 +127,11 @@ ne, lt, gt, le, ge, isin, bool, logical_not, bitwise_not, invert : comparison
 clamp/clip, clamp_min, clamp_max : flat clamp hinge guard margin
 hardtanh : flat clamp
 ceil, fix, floor, heaviside, round, sgn, sign, trunc : flat
-bernoulli : flat draw dropout
+bernoulli : flat draw dropout sample
+poisson : sample
 rand, rand_like, new_rand, uniform : draw
-randn, randn_like, randint, randint_like, normal, exponential : draw
+randn, randn_like, randint, randint_like, exponential : draw
+normal : draw sample
 native_dropout, dropout, alpha_dropout, feature_dropout : dropout
 0, zeros, zeros_like, new_zeros : constant zeros
 ones, ones_like, new_ones, full, full_like, new_full : constant

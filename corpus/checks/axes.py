@@ -397,6 +397,9 @@ HEALTHY: dict[str, Any] = {
         lambda m, x: m.fc((m.score(x).softmax(1) * x).sum(1)),
         torch.randn(SAMPLES, 1, WIDTH), score=(WIDTH, 1), **FC,
     ),
+    "heads mixed by a parameter after the softmax": lambda: attention(
+        apply=lambda w, v: torch.einsum("bhij,hg->bgij", w, nn.Parameter(torch.eye(w.shape[1]))) @ v
+    ),
     "a mask of -10000 added": lambda: masked(mask=lambda s, hidden: s + hidden.float() * -10000.0),
     "a mask of -inf written in place": lambda: masked(
         mask=lambda s, hidden: s.masked_fill_(hidden, -math.inf)

@@ -473,6 +473,55 @@ def logged(o, t):
 
 
 ALONE = ("FAULTS",)
+
+
+def squared(output, target):
+    """Return one number a sample."""
+    return (output - target).square().mean(1)
+
+
+def summed(divergence, reduce=torch.mean):
+    """Return a loss a sample, and a divergence beside it."""
+    return Mlp(), batch(), torch.randn(64, 10), lambda o, t: reduce(squared(o, t) + divergence(o))
+
+
+def bootstrapped(of):
+    """Return values fitted to a reward and the values of the next states."""
+    model, after = Mlp(), batch()
+    return model, batch(), torch.randn(64, 10), lambda o, t: F.mse_loss(o, of(t, model(after)))
+
+
+def coded(draw):
+    """Return an autoencoder whose code is drawn at random."""
+    model = Net(
+        lambda m, x: m.decode(draw(m.mean(x), F.softplus(m.spread(x)))), mean=(16, 4),
+        spread=(16, 4), decode=(4, 10),
+    )  # fmt: skip
+    return model, batch(), torch.randn(64, 10), F.mse_loss
+
+
+def hidden(straight):
+    """Return a binary code, that gradients go straight through or not."""
+
+    def draw(mean, _):
+        rates = mean.sigmoid()
+        code = torch.bernoulli(rates)
+        return code + rates - rates.detach() if straight else code
+
+    return coded(draw)
+
+
+def with_term(term):
+    """Return a loss with one more term."""
+    return Mlp(), batch(), torch.arange(64) % 10, lambda o, t: CE(o, t) + 0.1 * term(o, t)
+
+
+def sampled(mean, std):
+    """Draw as a policy does."""
+    return torch.distributions.Normal(mean, std).sample()
+
+
+NO_GRADIENT, DRAWN = "passes no gradient back", "draws by values that are trained"
 FAULTS = {
     **{
         f"logits cut by {name}": (lambda f=f: cut(f), "fail", None, "takes logits and is given")
@@ -576,8 +625,37 @@ FAULTS = {
     "a probe that runs last": (
         lambda: (Probed(), batch(), torch.randint(4, (64,)), CE), "fail", "squash"
     ),
+    "a term of wrong answers": (
+        lambda: with_term(lambda o, t: (o.argmax(1) != t).float().mean()), "fail", None,
+        NO_GRADIENT,
+    ),
+    "a term that is detached": (
+        lambda: with_term(lambda o, _: o.square().mean().detach()), "fail", None, NO_GRADIENT
+    ),
+    "a term of zero weight": (
+        lambda: with_term(lambda o, _: 0.0 * o.square().mean()), "warn", None, NO_GRADIENT
+    ),
+    "a target with a gradient": (
+        lambda: bootstrapped(lambda t, v: t + 0.9 * v), "warn", None, "has a gradient"
+    ),
+    "a code that is sampled": (lambda: coded(sampled), "warn", None, DRAWN, ...),
+    "a code of bits": (lambda: hidden(straight=False), "warn", None, DRAWN, ...),
+    "a divergence summed over the batch": (
+        lambda: summed(lambda o: 0.1 * o.square().sum()), "warn", None, "over the whole batch"
+    ),
 }  # fmt: skip
 HEALTHY = {
+    "a term of right answers": lambda: with_term(lambda o, t: (o.softmax(1) * 0.1).mean()),
+    "a sum that starts at zero": lambda: with_term(
+        lambda o, _: torch.zeros(()) + o.square().mean()
+    ),
+    "a term of the target": lambda: with_term(lambda _, t: t.float().mean()),
+    "a target without a gradient": lambda: bootstrapped(lambda t, v: t + 0.9 * v.detach()),
+    "another network's output": lambda: bootstrapped(lambda _, v: v),
+    "a code by a drawn noise": lambda: coded(lambda m, s: m + s * torch.randn_like(s)),
+    "a code of bits gone straight through": lambda: hidden(straight=True),
+    "a divergence of each sample": lambda: summed(lambda o: 0.1 * o.square().sum(1)),
+    "a divergence that is a mean": lambda: summed(lambda o: 0.1 * o.square().mean()),
     **{f"free logits, {name}": lambda f=f: cut(f) for name, f in FREE.items()},
     "softplus before binary cross-entropy": lambda: (
         nn.Sequential(nn.Linear(16, 1), nn.Softplus()), batch(), bits(64, 1), bce,

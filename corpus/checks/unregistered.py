@@ -93,7 +93,11 @@ FAULTS = {
     ),
     "a tensor": (
         lambda: keeping(lambda m, x: x * m.scale, scale=torch.ones(16, requires_grad=True)),
-        "fail", "", "scale", "nn.Parameter",
+        "warn", "", "scale", "nn.Parameter",
+    ),
+    "a parameter in a list": (
+        lambda: keeping(lambda m, x: x * m.scales[0], scales=[nn.Parameter(torch.ones(16))]),
+        "fail", "", "scales[0]", "nn.ParameterList",
     ),
     "made by the forward": (lambda: made_anew(assigned=False), "fail", "", "makes them anew"),
     "made and kept": (lambda: made_anew(assigned=True), "fail", "head", "makes them anew"),

@@ -16,8 +16,8 @@ from pytest_modelhealth.checks.facts import (
     flow_of,
     innermost,
     is_fresh,
-    learns,
     linear_maps,
+    trainable,
 )
 from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
@@ -26,6 +26,7 @@ from pytest_modelhealth.report import Finding, Flow, LayerRecord, LossCall, Obse
 from pytest_modelhealth.report.flow import Vertex
 from pytest_modelhealth.report.flow.inferred import same_values
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.setting import dotted
 
 LOSS = CHECKS["loss"]
 TASK_BALANCE = CHECKS["task_balance"]
@@ -56,7 +57,7 @@ _ROUNDING = 0.01
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield what is wrong with the loss, up to the first that fails: the rest follows from it."""
-    for stage in (_calls, _batch_softmax, _path, _signs, _terms, _dead, _initial):
+    for stage in (_calls, _batch_softmax, _path, _signs, _dead, _flow, _initial):
         found = list(stage(observation, settings))
         yield from found
         if any(one.grade != "warn" for one in found):
@@ -382,42 +383,8 @@ def _is_zero(vertex: Vertex) -> bool:
     return len(vertex.operands) == 2 and len({*vertex.operands}) == 1 and not vertex.cuts
 
 
-def _terms(observation: Observation, _: Settings) -> Iterator[Finding]:
-    """Yield terms of the loss that come of what learns, and pass no gradient back to it."""
-    flow = flow_of(observation)
-    vertices, layers = flow.graph.vertices, observation.layers
-    terms = _summands(flow, are_scalars=True) if flow.is_exact else {}
-    learning = {r.name for r in called(observation) if learns(r)}
-    for number in terms:
-        vertex = vertices[number]
-        if vertex.live or not learning or not terms.keys().isdisjoint(vertex.operands):
-            continue
-        way = flow.walk([number], back=True)
-        homes = [n for n in flow.names_of(way) if n in learning]
-        cuts = [vertices[n] for n in sorted(way) if not vertices[n].live and vertices[n].operands]
-        cut = next((v for v in cuts if any(vertices[o].live for o in v.operands)), None)
-        if not homes or cut is None:
-            continue
-        last = max((layers[name] for name in homes), key=completed)
-        yield _fault(
-            f"a term of the loss passes no gradient: `{cut.function}`{at(cut.line)} cuts it off",
-            0.0,
-            "what is added to the loss without a gradient trains nothing: take away what cuts, or "
-            "leave the term out",
-            last.name,
-            role="loss",
-            severity="warn" if cut.has("detach") else "fail",
-        )
-
-
-def _summands(flow: Flow, *, are_scalars: bool = False) -> dict[int, int]:
-    """Return what the loss is summed up of, and by which sign; 0 where it is by both.
-
-    Without what a mean or a sum over its numbers is made of, `are_scalars`.
-    """
-    passing = (
-        ("sum", "join", "view") if are_scalars else ("sum", "join", "view", "total", "average")
-    )
+def _summands(flow: Flow) -> dict[int, int]:
+    """Return what the loss is summed up of, and by which sign; 0 where it is by both."""
     signs, vertices = dict[int, int](), flow.graph.vertices
     todo = [] if flow.graph.loss is None else [(flow.graph.loss, 1)]
     while todo:
@@ -432,7 +399,7 @@ def _summands(flow: Flow, *, are_scalars: bool = False) -> dict[int, int]:
                 todo += [(operands[0], sign), (operands[1], -sign)]
             elif len(operands) == 1:
                 todo.append((operands[0], -sign if vertex.function == "rsub" else sign))
-        elif vertex.has(*passing) and not vertex.has("detach"):
+        elif vertex.has("sum", "join", "total", "average", "view") and not vertex.has("detach"):
             todo += [(operand, sign) for operand in operands]
         elif vertex.has("turns_sign") and not vertex.has("loss"):
             todo += [(operand, -sign) for operand in operands[:1]]
@@ -464,6 +431,132 @@ def _dead(observation: Observation, _: Settings) -> Iterator[Finding]:
                 role="loss",
                 severity="warn",
             )
+
+
+# ---- what reaches the loss without a gradient, and what gets one by mistake ---------------------
+
+
+def _flow(observation: Observation, _: Settings) -> Iterator[Finding]:
+    flow = flow_of(observation)
+    if observation.loss_path is None and not observation.loss_calls:
+        return
+    if observation.backward and flow.is_exact and flow.graph.loss is not None:
+        yield from _terms(observation, flow)
+        yield from _targets(flow)
+        yield from _draws(observation, flow)
+        yield from _spread(flow)
+
+
+def _learning(numbers: set[int], observation: Observation, flow: Flow) -> bool:
+    """Whether trainable parameters are among vertices, or of layers that are."""
+    names, layers = flow.names_of(numbers), observation.layers.values()
+    return any(
+        record.name in names or dotted(record.name, name) in names
+        for record in layers
+        for name in trainable(record)
+    )
+
+
+def _terms(observation: Observation, flow: Flow) -> Iterator[Finding]:
+    """Yield summands of the loss that values of parameters get to, and no gradient comes from."""
+    vertices, todo = flow.graph.vertices, [flow.graph.loss or 0]
+    met = set[int]()
+    for number in todo:  # which grows
+        vertex = vertices[number]
+        if number in met or not vertex.operands:
+            continue
+        met.add(number)
+        is_joined = vertex.has("total", "average") and vertices[vertex.operands[0]].has("join")
+        is_scaled = vertex.has("product", "quotient") and len(vertex.operands) == 1
+        factors = [vertices[o] for o in vertex.operands if vertex.has("product")]
+        is_off = any(one.kind == "constant" and one.has("zeros") for one in factors)
+        if vertex.live and not is_off:
+            is_sum = vertex.has("sum", "join", "turns_sign") and not vertex.has("loss")
+            todo += vertex.operands if is_sum or is_joined or is_scaled else ()
+            continue
+        before = flow.walk([number], back=True)
+        if not vertex.line or not flow.names_of(before) & observation.layers.keys():
+            continue
+        is_sure = _learning(before, observation, flow) and not is_off
+        yield _fault(
+            f"a term of the loss, `{vertex.name}`{at(vertex.line)}, passes no gradient back",
+            0.0,
+            "it counts in the loss and teaches nothing: a weight of zero, .item(), detach, no_grad,"
+            " argmax, a comparison or rounding on its way, or all it is made of is frozen",
+            role="loss",
+            severity="fail" if is_sure else "warn",
+        )
+
+
+def _targets(flow: Flow) -> Iterator[Finding]:
+    """Yield targets that are a sum of data and of what a network gives, with its gradient."""
+    vertices = flow.graph.vertices
+    for vertex in vertices:
+        is_pair = len(vertex.operands) == 2 and vertex.live and not vertex.cuts
+        is_loss = vertex.has("elementwise") or (vertex.has("difference") and vertex.call < 0)
+        if not is_pair or not is_loss:
+            continue
+        sides = vertex.operands if vertex.has("difference") else vertex.operands[1:]
+        for sum_ in (n for side in sides for n in flow.as_it_is(side) if vertices[n].has("sum")):
+            parts = [flow.as_it_is(operand)[-1] for operand in vertices[sum_].operands]
+            is_data = any(vertices[part].kind in ("input", "target") for part in parts)
+            if is_data and vertices[sum_].call < 0 and all(vertices[s].live for s in sides):
+                yield _fault(
+                    f"the target of `{vertex.name}`{at(vertex.line)} has a gradient: it is data "
+                    f"and what a network gives, added{at(vertices[sum_].line)}",
+                    0.0,
+                    "the target moves towards the prediction: compute it under no_grad, or detach",
+                    role="loss",
+                    severity="warn",
+                )
+
+
+def _draws(observation: Observation, flow: Flow) -> Iterator[Finding]:
+    """Yield random draws by trainable values that pass none of them a gradient, fed to layers."""
+    vertices = flow.graph.vertices
+    to_loss = flow.walk([flow.graph.loss or 0], "gradient", back=True)
+    for number, vertex in enumerate(vertices):
+        made_by = {held for operand in vertex.operands for held in flow.as_it_is(operand)}
+        origins = {held for held in made_by if vertices[held].live}
+        is_flat = not vertex.live or vertex.has("flat")  # of bernoulli gradients of zero come
+        if not vertex.has("sample") or not is_flat or not origins:
+            continue
+        between = flow.walk([number], "from operations")
+        taking = {n for n in between & to_loss if flow.homes[n] is not None}
+        is_straight = any(vertices[n].has("sum") for n in between & flow.walk(origins, "gradient"))
+        if not is_straight and _learning(taking, observation, flow):
+            yield _fault(
+                f"`{vertex.name}`{at(vertex.line)} draws by values that are trained, feeds a layer "
+                "and passes no gradient back",
+                0.0,
+                "reparametrise: mean + std * torch.randn_like(std), .rsample(), or straight "
+                "through; of a policy it may be meant",
+                role="loss",
+                severity="warn",
+            )
+
+
+def _spread(flow: Flow) -> Iterator[Finding]:
+    """Yield sums over the batch that are added to one number a sample."""
+    vertices = flow.graph.vertices
+    for vertex in vertices:
+        count = vertex.facts.get("samples") if vertex.live and not vertex.cuts else None
+        for operand in vertex.operands if count is not None else ():
+            held = operand
+            while vertices[held].has("view", "product", "turns_sign") and vertices[held].operands:
+                held = vertices[held].operands[0]
+            total = vertices[held]
+            sizes = total.facts.get("sizes", ((),))[0] if total.has("total") else ()
+            if sizes[:1] == (count,) and len(total.facts.get("dims", ())) == len(sizes):
+                yield _fault(
+                    f"a sum over the whole batch{at(total.line)} is added to one number a sample"
+                    f"{at(vertex.line)}",
+                    1.0 * total.facts["sizes"][0][0],
+                    f"it counts {count} times as much as meant, and more with a larger batch: sum "
+                    "over the other dimensions alone, or divide by the number of samples",
+                    role="loss",
+                    severity="warn",
+                )
 
 
 # ---- the loss of an untrained model -------------------------------------------------------------

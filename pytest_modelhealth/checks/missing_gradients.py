@@ -349,8 +349,10 @@ _SHOWN = 3
 _CAUSES = {
     "module": "modules in a plain list, dictionary or object are not registered: use "
     "nn.ModuleList or nn.ModuleDict",
-    "attribute": "a tensor with requires_grad is no parameter: wrap it in nn.Parameter, several in "
+    "attribute": "parameters in a plain list, dictionary or object are not registered: use "
     "nn.ParameterList or nn.ParameterDict",
+    "tensor": "a tensor with requires_grad is no parameter: wrap it in nn.Parameter, or leave it, "
+    "if the model is not to learn it",
     "": "the forward makes them anew, or what is kept is computed of them (nn.Parameter(...) * 2), "
     "so that no optimizer holds them: make each nn.Parameter once, in __init__, and keep it",
 }
@@ -374,4 +376,5 @@ def unregistered(observation: Observation, settings: Settings) -> Iterator[Findi
             f"gradient but are no parameters of the model: {', '.join(paths[:_SHOWN])}{more}",
             value=float(len(leaves)),
             cause=next(cause for kind, cause in _CAUSES.items() if kind in kinds or not kind),
+            severity="warn" if kinds == {"tensor"} else "fail",
         )

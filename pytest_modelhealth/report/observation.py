@@ -441,7 +441,8 @@ class UnregisteredParameter:
             graph holds it.
         layer: the registered module whose attributes lead to it.
         kind: ``"module"`` if a module owns it that torch does not know to be in the model,
-            ``"attribute"`` if it is kept as such, ``"made"`` if the forward made it.
+            ``"attribute"`` if a parameter is kept as such, ``"tensor"`` if it is no parameter,
+            ``"made"`` if the forward made it.
         count: number of its elements.
         gradient: statistics of its gradient.
         line: ``path:line`` of the user's code that first uses one without a path, if known.

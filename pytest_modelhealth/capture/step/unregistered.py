@@ -103,7 +103,8 @@ def _walk(
 ) -> Iterator[tuple[str, Tensor, str]]:
     """Yield each tensor that attributes and containers lead to, with its path."""
     if is_a(value, Tensor):
-        yield path, value, kind
+        is_bare = kind == "attribute" and not isinstance(value, nn.Parameter)
+        yield path, value, "tensor" if is_bare else kind
         return
     if depth > _DEEPEST or id(value) in met:
         return

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.layer import Given, Layer
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
@@ -143,7 +143,9 @@ class AttentionReader:
         facts: Facts = {"operands": tuple(tuple(operand.shape) for operand in operands)}
         for at, operand in enumerate(operands):
             weights = self._known(self._weights, operand)
-            axis = None if weights is None else _contracted(taken[0], at, operand)
+            # a product with a parameter mixes heads: it adds up no values
+            is_value = not isinstance(operands[1 - at], nn.Parameter)
+            axis = None if weights is None or not is_value else _contracted(taken[0], at, operand)
             if weights is not None and axis is not None and operand.shape[axis] > 1:
                 return facts | _sums(weights, operand, axis)
         return facts

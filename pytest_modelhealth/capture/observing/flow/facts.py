@@ -62,9 +62,14 @@ def _number(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], res
 
 
 def _sum(reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
-    """Of a sum also whether a row of a table is added to all that lies in each slice."""
+    """Of a sum also whether a row of a table is added to all that lies in each slice.
+
+    And to how many ``samples`` a single number is added, where one stands for each.
+    """
     facts = _number(reader, args, kwargs, r)
     tensors = [a for a in args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
+    if sorted(t.ndim for t in tensors) == [0, 1] and r.requires_grad and len(r) > 1:
+        facts["samples"] = len(r)
     for table in tensors if len(tensors) == 2 and isinstance(r, Tensor) else ():
         if r.ndim == 3 and table.shape == (r.shape[0], 1, r.shape[2]) and min(r.shape) > 1:
             rows = table.detach()
