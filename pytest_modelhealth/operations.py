@@ -88,7 +88,7 @@ roll, flip : move
 topk, sort, argsort, nonzero, kthvalue : choice order route
 argmax, one_hot : choice route
 max, min : choice keeps_sign margin
-multinomial : route sample
+multinomial : route
 bincount : route count
 cumsum : total count
 where, masked_fill, scatter, index_put : choice fill margin

@@ -24,6 +24,7 @@ from corpus.checks.wirings import (
     Skipping,
     T5Block,
     TwoTasks,
+    activation_dropped,
     adapted,
     adapted_inside,
     after_a_layer,
@@ -128,7 +129,17 @@ CHECK = "wiring"
 
 Case = tuple[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]], str, str, str]
 
+
+def shaped(act: nn.Module) -> nn.Module:
+    """Return layers around an activation of which only what it does in place is seen."""
+    up, down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    return Model(activation_dropped, up=up, act=act, down=down)
+
+
 FAULTS: dict[str, Case] = {
+    "an activation that is dropped": (
+        lambda: (shaped(nn.GELU()), (features(),)), "warn", "act", "is dropped", "model.act(h)"
+    ),
     "the first block for all": (
         lambda: (Model(first_block_for_all, blocks=blocks(*[""] * 4)), (ids(),)),
         "fail", "blocks.0", "model.blocks[0](x)",
@@ -336,6 +347,7 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "an expert for all embedded samples": lambda: (
         Model(routed_by_sample, experts=linears(SAMPLES)), (ids(),)
     ),
+    "an activation in place": lambda: (shaped(nn.ReLU(inplace=True)), (features(),)),
     "LayerDrop": lambda: (Model(dropped_layer, blocks=blocks(*[""] * 5)), (ids(),)),
     "one layer norm for three blocks": lambda: (
         Model(in_a_row, blocks=shared_norm(lambda: nn.LayerNorm(LENGTH))), (features(),)

@@ -694,6 +694,12 @@ def packed(model: Any, x: Tensor, lengths: Tensor) -> Tensor:
     return model.lstm(rows)[1][0][-1]
 
 
+def activation_dropped(model: Any, x: Tensor) -> Tensor:
+    h = model.up(x)
+    model.act(h)
+    return model.down(h)
+
+
 def dropped_mask(model: Any, x: Tensor, seen: Tensor) -> Tensor:
     hidden = None if seen.all() else ~seen
     return model.block(x, hidden)

@@ -460,7 +460,7 @@ def _learning(numbers: set[int], observation: Observation, flow: Flow) -> bool:
 def _terms(observation: Observation, flow: Flow) -> Iterator[Finding]:
     """Yield summands of the loss that values of parameters get to, and no gradient comes from."""
     vertices, todo = flow.graph.vertices, [flow.graph.loss or 0]
-    met = set[int]()
+    met, lines = set[int](), set[str]()
     for number in todo:  # which grows
         vertex = vertices[number]
         if number in met or not vertex.operands:
@@ -475,8 +475,10 @@ def _terms(observation: Observation, flow: Flow) -> Iterator[Finding]:
             todo += vertex.operands if is_sum or is_joined or is_scaled else ()
             continue
         before = flow.walk([number], back=True)
-        if not vertex.line or not flow.names_of(before) & observation.layers.keys():
+        is_made = flow.names_of(before) & observation.layers.keys()
+        if not vertex.line or vertex.line in lines or not is_made:
             continue
+        lines.add(vertex.line)
         is_sure = _learning(before, observation, flow) and not is_off
         yield _fault(
             f"a term of the loss, `{vertex.name}`{at(vertex.line)}, passes no gradient back",

@@ -39,6 +39,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         yield from _unread(observation, flow, modules)
         yield from _doubled(observation, flow)
         yield from _overwritten(observation, flow)
+        yield from _dropped(observation, flow)
         yield from _odd_blocks(observation, flow, modules)
     yield from axes.findings(observation, flow)
 
@@ -495,6 +496,27 @@ def _overwritten(observation: Observation, flow: Flow) -> Iterator[Finding]:
             f"the skip that it adds{at(line)} was written over by {name!r} before",
             cause="an activation with inplace=True on the input of the block: the skip holds the "
             "activated value; leave inplace out, or activate first if that is meant",
+            severity="warn",
+        )
+
+
+def _dropped(observation: Observation, flow: Flow) -> Iterator[Finding]:
+    """Yield activations that nothing takes the result of, by the lines that call them.
+
+    Those that give probabilities may be kept for others to look at.
+    """
+    lines, takers = dict[str, list[str]](), flow.ways()
+    for name in (name for name in flow.layers if name in observation.layers):
+        made = {number for call in flow.calls(name) for number in call.outputs}
+        is_idle = name not in flow.used and not any(takers[number] for number in made)
+        if is_idle and observation.layers[name].activation in having("dying"):
+            lines.setdefault(flow.line(name), []).append(name)
+    for line, (layer, *others) in lines.items():
+        yield WIRING.fault(
+            observation.layers[layer],
+            f"what it returns is dropped{at(line)}: nothing takes it",
+            cause="`act(x)` where `x = act(x)` was meant: it changes nothing in place",
+            affected=others,
             severity="warn",
         )
 
