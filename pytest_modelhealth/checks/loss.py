@@ -479,7 +479,9 @@ def _terms(observation: Observation, flow: Flow) -> Iterator[Finding]:
         if not vertex.line or vertex.line in lines or not is_made:
             continue
         lines.add(vertex.line)
-        is_sure = _learning(before, observation, flow) and not is_off
+        # a stop that is written may be meant
+        is_stopped = is_off or any(vertices[n].has("detach") for n in before)
+        is_sure = _learning(before, observation, flow) and not is_stopped
         yield _fault(
             f"a term of the loss, `{vertex.name}`{at(vertex.line)}, passes no gradient back",
             0.0,
