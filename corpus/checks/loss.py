@@ -630,7 +630,7 @@ FAULTS = {
         NO_GRADIENT,
     ),
     "a term that is detached": (
-        lambda: with_term(lambda o, _: o.square().mean().detach()), "fail", None, NO_GRADIENT
+        lambda: with_term(lambda o, _: o.square().mean().detach()), "warn", None, NO_GRADIENT
     ),
     "a term of zero weight": (
         lambda: with_term(lambda o, _: 0.0 * o.square().mean()), "warn", None, NO_GRADIENT
