@@ -174,7 +174,7 @@ CHECKS.add(
 )
 CHECKS.add(
     "activation_scale",
-    rank=35,
+    rank=36,
     summary="Activations neither grow nor fade beyond what depth explains.",
     reads_scale=True,
     settings=(

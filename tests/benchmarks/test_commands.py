@@ -95,7 +95,7 @@ def test_probes_prints_costs_and_where_a_twin_leaks(capsys):
     probes.main(["example CNN", "--rounds", "1"])
     header, _, line = (cells(r) for r in capsys.readouterr().out.splitlines() if r.startswith("|"))
     found = dict(zip(header, line, strict=True))
-    assert found["sample_independence"].endswith(" (3)")
+    assert found["sample_independence"].endswith(" (4)")
     assert found["padding"].endswith(" (0)")
     assert int(found["all"].partition("(")[2][:-1]) > 6
     assert float(found["default / False"]) > 0

@@ -85,7 +85,7 @@ def test_held_out_cases_are_listed_only_when_asked_for(tool, capsys):
 def test_unknown_tool_is_refused():
     """A name that is neither known nor a module's function ends the command and says so."""
     with pytest.raises(
-        SystemExit, match="no tool 'nobodys': modelhealth, probed, or module:function"
+        SystemExit, match="no tool 'nobodys': modelhealth, probed, fixture, or module:function"
     ):
         main(["score", "--tool", "nobodys"])
 

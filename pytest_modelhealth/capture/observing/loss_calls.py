@@ -255,6 +255,10 @@ def _constant_tail(sequences: npt.NDArray[Any]) -> tuple[int | None, float]:
 
 
 def _has_gaps(ignored: npt.NDArray[np.bool_]) -> bool:
-    """Whether sequences are ignored in their midst, and not at their ends alone."""
+    """Whether sequences are ignored in their midst, and not at their ends alone.
+
+    Without the last step, where a target that was rolled has its first one.
+    """
+    ignored = ignored[:, :-1]
     ends = np.cumprod(ignored, 1) + np.cumprod(ignored[:, ::-1], 1)[:, ::-1]
     return bool((ignored & (ends == 0)).any())
