@@ -310,8 +310,9 @@ def _path(observation: Observation, _: Settings) -> Iterator[Finding]:
     sent = root.gradients
     seen = any(record.gradients is not None for record in observation.layers.values())
     is_something = loss is not None and math.isfinite(loss) and loss != 0.0
-    if path.widened is not None:
-        yield _broadcast("the loss", *path.widened)
+    if (shapes := _all_pairs(flow_of(observation))) is not None:
+        is_output = root.activations is not None and root.activations.shape == shapes[1]
+        yield _broadcast("the loss", *(reversed(shapes) if is_output else shapes))
         return
     if path.reaches_output is False and observation.backward and not seen:
         message = "the loss does not depend on the output of the model"
@@ -335,6 +336,24 @@ def _path(observation: Observation, _: Settings) -> Iterator[Finding]:
     else:
         return
     yield _fault(message, 0.0, cause, role="loss")
+
+
+def _all_pairs(flow: Flow) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return shapes of as many numbers that arithmetic of the loss broadcasts: (N, 1) and (N,).
+
+    A loss that itself brings one into that shape compares all pairs on purpose.
+    """
+    vertices = flow.graph.vertices
+    for vertex in vertices:
+        sizes = vertex.facts.get("sizes") if vertex.call < 0 and vertex.live else None
+        if sizes is None or not vertex.has("sum", "product", "quotient"):
+            continue
+        one, other, _ = sizes
+        held = (vertices[n] for operand in vertex.operands for n in flow.as_it_is(operand))
+        is_meant = any(v.call < 0 and (v.facts.get("sizes") or v.has("slice")) for v in held)
+        if len(one) != len(other) and math.prod(one) == math.prod(other) and not is_meant:
+            return one, other
+    return None
 
 
 def is_switched_off(observation: Observation) -> bool:

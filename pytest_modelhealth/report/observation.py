@@ -418,7 +418,6 @@ class LossPath:
         sign: 1 if the loss cannot be negative, whatever the output, -1 if it cannot be positive, 0
             where neither is certain.
         uses_target: whether anything was computed from the target; ``None`` if it has no tensors.
-        widened: shapes of output and target where arithmetic between the two broadcast both.
         switched_off: whether something on the way is multiplied by zero, or by a mask of zeros.
     """
 
@@ -426,9 +425,6 @@ class LossPath:
     reaches_output: bool | None = None
     sign: int = 0
     uses_target: bool | None = None
-    widened: tuple[tuple[int, ...], tuple[int, ...]] | None = field(
-        default=None, metadata={"ranks": "known"}
-    )
     switched_off: bool = False
 
 

@@ -20,7 +20,6 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.tensors import LossScale, find_tensors, is_a, noted
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import LossPath, TaskGradients, TaskPair
 
 _PROJECTION_SEED = 20_240_229
@@ -130,11 +129,6 @@ def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and not tensor.is_meta
 
 
-_ARITHMETIC = frozenset(
-    spelling for name in having("sum", "product", "quotient") for spelling in (name, f"__{name}__")
-)
-
-
 class LossWatch:
     """What is learnt while the loss runs; nothing it does changes a value.
 
@@ -145,15 +139,12 @@ class LossWatch:
         outputs, targets = list(find_tensors(output)), list(find_tensors(target))
         with torch._C.DisableTorchFunction():
             self._ends = [tensor.grad_fn for tensor in outputs]
-            self._shapes = {_shape(tensor) for tensor in outputs if tensor.requires_grad}
-            self._target_shapes = set(map(_shape, targets))
         self._targets = {id(tensor) for tensor in targets}
         names: list[str] = []
         with suppress(TypeError, ValueError):  # of a builtin
             names = list(inspect.signature(loss).parameters)
         is_needed = targets and not (len(names) > 1 and names[1].startswith("_"))
         self._uses_target: bool | None = False if is_needed else None
-        self._widened: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @contextmanager
     def watching(self, hooks: Hooks) -> Iterator[None]:
@@ -173,34 +164,12 @@ class LossWatch:
             if self._uses_target is False and name not in ASKS_FOR_FORM:
                 given = find_tensors((args, kwargs))
                 self._uses_target = any(id(tensor) in self._targets for tensor in given)
-            if name in _ARITHMETIC and self._widened is None:
-                tensors = [value for value in args if is_a(value, Tensor)]
-                if len(tensors) == len(args) == 2:
-                    self._see_arithmetic(*sorted(tensors, key=lambda one: not one.requires_grad))
-
-    def _see_arithmetic(self, made: Tensor, given: Tensor) -> None:
-        """Note (N, 1) against (N,), one from the output and one from the target."""
-        shapes = _shape(made), _shape(given)
-        if not made.requires_grad or given.requires_grad:
-            return
-        if shapes[0] not in self._shapes or shapes[1] not in self._target_shapes:
-            return
-        with suppress(RuntimeError):  # they do not fit together
-            together = torch.broadcast_shapes(*shapes).numel()
-            widens = together > max(made.numel(), given.numel())
-            # a loss that itself added a dimension to the output compares all pairs
-            if widens and "unsqueeze" not in loss_path(made, self._ends).operations:
-                self._widened = shapes
 
     def path(self, loss: Tensor) -> LossPath:
         """Return how `loss` was computed."""
         with torch._C.DisableTorchFunction():
             way = loss_path(loss, self._ends)
-        return replace(way, uses_target=self._uses_target, widened=self._widened)
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return () if tensor.is_nested else tuple(tensor.shape)
+        return replace(way, uses_target=self._uses_target)
 
 
 _OPPOSED = -0.9
