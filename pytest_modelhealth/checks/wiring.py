@@ -480,7 +480,8 @@ def _overwritten(observation: Observation, flow: Flow) -> Iterator[Finding]:
         for skip in vertex.operands if vertex.has("sum") and vertex.call >= 0 else ():
             made = graph.vertices[skip]
             inside = [c for c in flow.around(made.call) if graph.calls[c].parent == vertex.call]
-            if not inside or vertex.has("difference"):
+            # a conversion gives its operand back where it changes nothing
+            if not inside or vertex.has("difference") or made.has("view"):
                 continue
             part, whole = graph.calls[inside[0]], graph.calls[vertex.call]
             is_idle = set(made.operands).isdisjoint(part.inputs)
