@@ -186,9 +186,9 @@ def _finding(
         observation.samples < _FEWEST_SAMPLES
         or not flow.is_exact
         or any(v.has("choice") for v in made)
-        # a sequence of one token weighs a single key; several of one score are none
+        # a sequence of one token weighs a single key; of a score alone `wiring` tells
         or any(r.options.get("keys") == 1 for r in calls)
-        or any(out.shape[-2:] == (1, 1) for out in outs)
+        or any(out.shape[-1:] == (1,) for out in outs)
         or _is_masked(made, observation, flow)
         or (not goes_on and any(map(learns, called(observation))))
     )
