@@ -226,6 +226,7 @@ class FlowRecorder:
                 self._origins.add_memory(read[0], vertex)
             return
         if call.does == DIFFERENTIATE:
+            self._origins.of_all(_tensors(call.given))  # what is differentiated is used
             self._mark(call)
         overwrites = call.result is None and call.does == WRITE
         made = [call.args[0]] if overwrites else [*_tensors((call.result,))]
