@@ -21,7 +21,7 @@ from pytest_modelhealth.operations import having
 Facts = dict[str, Any]
 
 _T = TypeVar("_T")
-_NUMBERS = (int, float)
+NUMBERS = (int, float)
 _OPTIONS = ("dim", "scale", "p", "training")
 _MOST_VALUES = 1 << 24
 """Larger tensors are not read: it is one more pass over them."""
@@ -114,11 +114,11 @@ class AttentionReader:
             self._mark(self._weights, result, known)
 
     def _pass_scores_on(self, scores: Scores, name: str, others: list[Any], result: Tensor) -> None:
-        number = next((float(a) for a in reversed(others) if type(a) in _NUMBERS), None)
+        number = next((float(a) for a in reversed(others) if type(a) in NUMBERS), None)
         tensor = next((a for a in others if isinstance(a, Tensor)), None)
         if name in having("fill") or name == "setitem":
             if number is not None and tensor is not None and tensor.dtype is torch.bool:
-                is_kept = name == "where" and type(others[-1]) in _NUMBERS
+                is_kept = name == "where" and type(others[-1]) in NUMBERS
                 hides_all = ~tensor.any() if is_kept else tensor.all()
                 self._mark(self._scores, result, Scores("fill", number, hides_all=hides_all))
         elif name in having("whole"):

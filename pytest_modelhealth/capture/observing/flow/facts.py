@@ -7,18 +7,14 @@ nothing waits for a device; no tensor of the model's is held.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.flow.attention import AttentionReader
+from pytest_modelhealth.capture.observing.flow.attention import NUMBERS, AttentionReader, Facts
 from pytest_modelhealth.operations import having
 
-Facts = dict[str, Any]
 Reader = Callable[["FactReader", tuple[Any, ...], Mapping[str, Any], Any], Facts]
-
-_NUMBERS = (int, float)
 
 
 class FactReader:
@@ -33,7 +29,7 @@ class FactReader:
         """Return the facts of a call of a function; ``None`` where there are none."""
         try:
             self.attention.pass_on(name, args, kwargs, result)
-            reader = _reader_of(name)
+            reader = _READERS.get(name)
             return None if reader is None else reader(self, args, kwargs, result) or None
         except RuntimeError:  # nested and sparse tensors lack sizes and strides
             return None
@@ -51,7 +47,7 @@ def _sizes(_: FactReader, args: tuple[Any, ...], __: Mapping[str, Any], result: 
 def _number(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Facts:
     """Of arithmetic the number beside the tensor; the sizes where both are broadcast."""
     facts: Facts = {}
-    numbers = [a for a in (*args, *kwargs.values()) if type(a) in _NUMBERS]
+    numbers = [a for a in (*args, *kwargs.values()) if type(a) in NUMBERS]
     if len(numbers) == 1:
         facts["number"] = float(numbers[0])
     tensors = [a for a in args[:2] if isinstance(a, Tensor)]
@@ -111,20 +107,13 @@ def _masks(reader: FactReader, _: Any, kwargs: Mapping[str, Any], __: Any) -> Fa
 
 _READERS: dict[str, Reader] = {
     **dict.fromkeys(having("whole") - having("copy"), _sizes),
-    **dict.fromkeys(having("sum", "product", "quotient", "fill", "power", "clamp"), _number),
+    **dict.fromkeys(having("product", "quotient"), _number),
     **dict.fromkeys(having("sum"), _sum),
     **dict.fromkeys(("normalize", "cosine_similarity"), _among),
-    **dict.fromkeys(having("total", "average", "length", "softmax"), _dimensions),
+    **dict.fromkeys(having("total", "average"), _dimensions),
     "multi_head_attention_forward": _masks,
-    "std": _dimensions,
-    "var": _dimensions,
     **dict.fromkeys(("matmul", "bmm", "mm", "einsum", "mv"), _product),
 }
-
-
-@cache
-def _reader_of(name: str) -> Reader | None:
-    return _READERS.get(name)
 
 
 def settled(facts: Facts | None) -> Facts:

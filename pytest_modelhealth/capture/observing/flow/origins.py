@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_modelhealth.capture.observing.autograd_graph import operation
-from pytest_modelhealth.capture.observing.flow.facts import Facts
+from pytest_modelhealth.capture.observing.flow.attention import Facts
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,
     Place,

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.flow.facts import FactReader, Facts
+from pytest_modelhealth.capture.observing.flow.attention import Facts
+from pytest_modelhealth.capture.observing.flow.facts import FactReader
 from pytest_modelhealth.capture.observing.flow.origins import Function, Origins, Source
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,

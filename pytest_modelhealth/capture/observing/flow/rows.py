@@ -11,7 +11,8 @@ from types import CodeType, FrameType
 
 import torch
 
-from pytest_modelhealth.capture.observing.flow.facts import Facts, settled
+from pytest_modelhealth.capture.observing.flow.attention import Facts
+from pytest_modelhealth.capture.observing.flow.facts import settled
 from pytest_modelhealth.report.flow import Call, Graph, Kind, Vertex
 
 Place = tuple[CodeType, int]
