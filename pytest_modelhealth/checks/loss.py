@@ -574,7 +574,7 @@ def _spread(flow: Flow) -> Iterator[Finding]:
                 yield _fault(
                     f"a sum over the whole batch{at(total.line)} is added to one number a sample"
                     f"{at(vertex.line)}",
-                    float(count),
+                    1.0 * total.facts["sizes"][0][0],
                     f"it counts {count} times as much as meant, and more with a larger batch: sum "
                     "over the other dimensions alone, or divide by the number of samples",
                     role="loss",
