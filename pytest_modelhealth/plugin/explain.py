@@ -13,19 +13,6 @@ from pytest_modelhealth.plugin.options import session_settings
 _OPTION = "--modelhealth-explain"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the option."""
-    parser.getgroup("modelhealth").addoption(
-        _OPTION,
-        nargs="?",
-        const="",
-        default=None,
-        metavar="CHECK",
-        help="show what is checked, a sentence each; or those named (a name or wildcard) with "
-        "limits in force, their origin and the page of reference; and exit",
-    )
-
-
 def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
     """Print the checks in place of running tests.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_modelhealth.errors import SettingsError, suggest
+from pytest_modelhealth.wings import why_missing
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -68,6 +69,16 @@ def pytest_load_initial_conftests(
             parser.addini(_INI + name, f"as {_OPTION} {name}", type=kind, default=None)
         early_config.stash[_DECLARED] = settings
     return result
+
+
+def require_wing(name: str, option: str) -> None:
+    """Do nothing if the wing that an option is for is there.
+
+    Raises:
+        pytest.UsageError: it is not.
+    """
+    if missing := why_missing(name):
+        raise pytest.UsageError(f"{option}: {missing}")
 
 
 def _is_asked_for(config: pytest.Config, args: Iterable[str]) -> bool:

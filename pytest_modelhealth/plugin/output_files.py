@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 import pytest
 
 from pytest_modelhealth.errors import ModelHealthWarning
-from pytest_modelhealth.wings import why_missing
+from pytest_modelhealth.plugin.options import require_wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run
@@ -31,20 +31,13 @@ class OutputFile:
     Args:
         option: ``"--modelhealth-json"``.
         what: name of the content: ``"run data"``.
-        help: what is written, for ``pytest --help``.
         write: writes a run of this configuration to the file, opened for ASCII text.
     """
 
     option: str
     what: str
-    help: str
     write: Callable[[Run, TextIO, pytest.Config], None]
     _path: pytest.StashKey[Path] = field(default_factory=pytest.StashKey)
-
-    def pytest_addoption(self, parser: pytest.Parser) -> None:
-        """Declare the option."""
-        group = parser.getgroup("modelhealth")
-        group.addoption(self.option, metavar="PATH", default=None, help=self.help)
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Look at the path now, so that a long run does not end without its file.
@@ -87,16 +80,6 @@ class OutputFile:
         else:
             line = f"{self.what} in {path}"
         terminalreporter.write_line(f"modelhealth: {printable(line)}")
-
-
-def require_wing(name: str, option: str) -> None:
-    """Do nothing if the wing that an option is for is there.
-
-    Raises:
-        pytest.UsageError: it is not.
-    """
-    if missing := why_missing(name):
-        raise pytest.UsageError(f"{option}: {missing}")
 
 
 def _cannot_write(option: str, given: str, error: OSError, what: str) -> pytest.UsageError:

@@ -33,17 +33,13 @@ _Made = tuple[Any, Path, int]
 _MADE = pytest.StashKey[list[_Made]]()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """Record if anyone asks for it: in the process that reports, and in xdist's workers."""
+def record(config: pytest.Config) -> None:
+    """Record in this process: the one that reports, or a worker of xdist."""
     worker = getattr(config, "workerinput", None)
-    if worker is not None:
-        if _FOLDER in worker:
-            config.pluginmanager.register(_Recorder(Path(worker[_FOLDER])), "modelhealth.recorder")
-    elif any(config.hook.pytest_modelhealth_wants_run(config=config)):
-        folder = Path(tempfile.mkdtemp(prefix="modelhealth-"))
+    folder = Path(tempfile.mkdtemp(prefix="modelhealth-") if worker is None else worker[_FOLDER])
+    config.pluginmanager.register(_Recorder(folder), "modelhealth.recorder")
+    if worker is None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-        config.pluginmanager.register(_Recorder(folder), "modelhealth.recorder")
         config.pluginmanager.register(_Collector(folder), "modelhealth.collector")
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.plugin.inspections import INSPECTOR
-from pytest_modelhealth.plugin.options import session_settings
-from pytest_modelhealth.plugin.output_files import require_wing
+from pytest_modelhealth.plugin.options import require_wing, session_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -267,7 +267,7 @@ class HealthReport(HasVerdict):
     def _warnings(self) -> dict[str, str]:
         """Return what the judgements so far warn of, a text a cause."""
         found = {one: None for judgement in self._judgements for one in judgement.warned}
-        return dict(self._shown("failure", "warning_texts", tuple(found)))
+        return dict(self._shown("failure", "warning_texts", tuple(found))) if found else {}
 
     def _take_warnings(self) -> list[str]:
         """Return the texts of what the judgements so far warn of, each only once."""

@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 import torch
 
+from pytest_modelhealth.plugin import recording
 from tests.plugin.outcomes import (
     FAILED,
     OTHERS,
@@ -416,7 +417,7 @@ def test_what_cannot_be_written_costs_a_line(
     def full(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pytest_modelhealth.plugin.recording.json", SimpleNamespace(dump=full))
+    monkeypatch.setattr(recording, "json", SimpleNamespace(dump=full))
     result = nets.runpytest("-k", "test_healthy")
     result.assert_outcomes(passed=1, deselected=31)
     result.stdout.fnmatch_lines("modelhealth: *test_healthy could not be recorded: *No space left*")

@@ -50,7 +50,7 @@ def test_what_nobody_asked_for_is_neither_loaded_nor_written(
             assert len(ours) > 50
             assert set(rewritten) <= {"pytest_modelhealth.plugin"}
             names = [name for name, _ in pytestconfig.pluginmanager.list_name_plugin()]
-            assert "modelhealth.recording" in names
+            assert "modelhealth.inspections" in names
             assert "modelhealth.recorder" not in names
         """
     )

@@ -9,8 +9,6 @@ from pytest_modelhealth.plugin.attachments import Evidence
 
 def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:
     """Attach what failed and what it is seen by."""
-    if not item.config.pluginmanager.hasplugin("allure_listener"):
-        return
     import allure
 
     kinds = allure.attachment_type

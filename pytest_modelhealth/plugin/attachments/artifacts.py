@@ -18,25 +18,13 @@ _WARNED = pytest.StashKey[bool]()
 _FAILURES = pytest.StashKey[int]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the option."""
-    parser.getgroup("modelhealth").addoption(
-        _OPTION,
-        metavar="DIR",
-        default=None,
-        help="write figures, text and data of each unhealthy model to DIR, a folder a test",
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Make the directory now, so that a long run does not end without its figures.
 
     Raises:
         pytest.UsageError: it cannot be made or written to.
     """
-    given = config.getoption(_OPTION)
-    if given is not None:
-        config.option.modelhealth_artifacts = str(writable(config, _OPTION, given))
+    config.option.modelhealth_artifacts = str(writable(config, _OPTION, config.getoption(_OPTION)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -48,12 +36,9 @@ def pytest_modelhealth_attach(
     item: pytest.Item, report: pytest.TestReport, evidence: Evidence
 ) -> None:
     """Write the figures; a directory lost meanwhile costs a warning, not the failure."""
-    directory = item.config.getoption(_OPTION)
-    if directory is None:
-        return
     nth = item.stash[_FAILURES] = item.stash.get(_FAILURES, 0) + 1
     name = folder_name(item.nodeid) + rank_suffix() + (f"-{nth}" if nth > 1 else "")
-    folder = Path(directory) / name
+    folder = Path(item.config.getoption(_OPTION)) / name
     text = f"{evidence.failure_text}\n\n{evidence.text}".rstrip() + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -74,24 +74,8 @@ def _issues(run: Run, rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
 
 
 PLUGINS = {
-    "gitlab": OutputFile(
-        "--modelhealth-codequality",
-        "code quality",
-        "write what is wrong with the models to PATH, as GitLab reads it (code quality)",
-        _write_issues,
-    ),
-    "page": OutputFile(
-        "--modelhealth-html",
-        "page",
-        "write what every test inspected to PATH, as one HTML file that opens without a network",
-        _write_page,
-    ),
-    "run_json": OutputFile(
-        "--modelhealth-json",
-        "run data",
-        "write what every test inspected to PATH, as JSON; python -m pytest_modelhealth diff "
-        "compares two such files",
-        _write_data,
-    ),
+    "gitlab": OutputFile("--modelhealth-codequality", "code quality", _write_issues),
+    "page": OutputFile("--modelhealth-html", "page", _write_page),
+    "run_json": OutputFile("--modelhealth-json", "run data", _write_data),
 }
 """By the names that switch them off."""

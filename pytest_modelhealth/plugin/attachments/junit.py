@@ -24,16 +24,15 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the properties to the report of teardown, which pytest writes them from."""
     report = yield
-    if item.config.getoption("xmlpath", None):
-        evidence, phase = item.stash.get(EVIDENCE, (None, "call"))
-        if report.when in ("call", phase):  # later the fixture is gone
-            results = [*_results(item)] if evidence is None else [_properties(evidence)]
-            order = {verdict: rank for rank, verdict in enumerate(_GRAVEST_FIRST)}
-            results.sort(key=lambda one: order.get(one["verdict"], len(order)))
-            item.stash[_PROPERTIES] = {k: v for one in results[:1] for k, v in one.items() if v}
-        if call.when == "teardown" and _PROPERTIES in item.stash:
-            report.user_properties = [*item.user_properties, *item.stash[_PROPERTIES].items()]
-            del item.stash[_PROPERTIES]
+    evidence, phase = item.stash.get(EVIDENCE, (None, "call"))
+    if report.when in ("call", phase):  # later the fixture is gone
+        results = [*_results(item)] if evidence is None else [_properties(evidence)]
+        order = {verdict: rank for rank, verdict in enumerate(_GRAVEST_FIRST)}
+        results.sort(key=lambda one: order.get(one["verdict"], len(order)))
+        item.stash[_PROPERTIES] = {k: v for one in results[:1] for k, v in one.items() if v}
+    if call.when == "teardown" and _PROPERTIES in item.stash:
+        report.user_properties = [*item.user_properties, *item.stash[_PROPERTIES].items()]
+        del item.stash[_PROPERTIES]
     return report
 
 

@@ -17,13 +17,8 @@ import pytest
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthError
 from pytest_modelhealth.plugin.inspections import AROUND, is_report, left_on_reports
-from pytest_modelhealth.plugin.output_files import (
-    folder_name,
-    rank_suffix,
-    require_wing,
-    warn_once,
-    writable,
-)
+from pytest_modelhealth.plugin.options import require_wing
+from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once, writable
 from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
@@ -131,30 +126,6 @@ class _Recorder:
 
 
 _RECORDER = pytest.StashKey[_Recorder]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options."""
-    group = parser.getgroup("modelhealth")
-    group.addoption(
-        OPTION,
-        metavar="DIR",
-        default=None,
-        help="save each failing inspection to DIR, a file each: batch, model state, random state",
-    )
-    group.addoption(
-        _FROM,
-        metavar="FILE",
-        default=None,
-        help="run the test that made this file of --modelhealth-replay on what is in it",
-    )
-
-
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Run the one test in this process: a project's own `-n` would start workers for it."""
-    is_replay = early_config.known_args_namespace.modelhealth_replay_from is not None
-    if is_replay and early_config.pluginmanager.hasplugin("xdist"):
-        args += ["-n", "0"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
