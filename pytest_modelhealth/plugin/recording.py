@@ -40,7 +40,7 @@ def record(config: pytest.Config) -> None:
     config.pluginmanager.register(_Recorder(folder), "modelhealth.recorder")
     if worker is None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-        config.pluginmanager.register(_Collector(folder), "modelhealth.collector")
+        config.pluginmanager.register(_Collector(folder, config.rootpath), "modelhealth.collector")
 
 
 class _Recorder:
@@ -99,39 +99,41 @@ def _recorded(result: Any, path: Path, line: int, root: Path) -> dict[str, Any]:
     """Return a result with its places as pytest shows them: from the run's folder, if in it."""
     from pytest_modelhealth.rendering.recorded import record
 
-    def shown(place: str) -> str:
-        name, _, line = place.rpartition(":")
-        is_inside = name and Path(name).is_relative_to(root)
-        return f"{Path(name).relative_to(root).as_posix()}:{line}" if is_inside else place
-
-    made = record(result, shown(f"{path}:{line}"))
+    made = record(result, _shown(f"{path}:{line}", root))
     if made["kind"] == "inspection":
         lists = ("violations", "warnings", "inconclusive", "waived", "layers")
         for found in (one for name in lists for one in made[name]):
-            found |= {key: shown(found[key]) for key in ("defined_at", "called_at")}
+            found |= {key: _shown(found[key], root) for key in ("defined_at", "called_at")}
     return made
 
 
-class _Tests:
-    """The tests of a run, read from disk one by one: outcome, seconds and file of each."""
+def _shown(place: str, root: Path) -> str:
+    name, _, line = place.rpartition(":")
+    is_inside = name and Path(name).is_relative_to(root)
+    return f"{Path(name).relative_to(root).as_posix()}:{line}" if is_inside else place
 
-    def __init__(self, ended: list[tuple[str, float, Path]]) -> None:
+
+class _Tests:
+    """The tests of a run, read from disk one by one, and what failed without a result."""
+
+    def __init__(self, ended: list[tuple[dict[str, Any], Path | None]]) -> None:
         self._ended = ended
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for outcome, seconds, file in self._ended:
-            test = json.loads(file.read_text(encoding="ascii"))
+        for known, file in self._ended:
+            test = {"results": []} if file is None else json.loads(file.read_text("ascii"))
             results = test.pop("results")
-            yield {**test, "outcome": outcome, "seconds": seconds, "results": results}
+            yield {**known, **test, "results": results}
 
 
 class _Collector:
     """Puts together what all tests left, and hands it on when the run ends."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, root: Path) -> None:
+        self._folder, self._root = folder, root
         self._outcomes: dict[str, tuple[str, float]] = {}
-        self._files: dict[str, Path] = {}
+        self._failures: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, Path | None] = {}
         self._notes: list[str] = []
 
     @pytest.hookimpl(optionalhook=True)
@@ -142,9 +144,12 @@ class _Collector:
         if report.when not in ("setup", "call", "teardown"):
             # xdist's own, of a test that took its worker along
             self._notes.append(f"{report.nodeid} ended its process: what it inspected is lost")
+            self._outcomes[report.nodeid] = ("failed", 0.0)
+            self._note_failure(report)
             return
         if report.when == "setup":
             self._outcomes[report.nodeid] = ("passed", 0.0)
+            self._failures.pop(report.nodeid, None)
         outcome, seconds = self._outcomes.get(report.nodeid, ("passed", 0.0))
         if report.when == "call":
             seconds = report.duration
@@ -152,12 +157,38 @@ class _Collector:
         if new != "passed" and outcome != "failed":  # a failing call outweighs its teardown
             outcome = new
         self._outcomes[report.nodeid] = (outcome, seconds)
+        self._note_failure(report)
         written = getattr(report, "modelhealth_results", {})
         if "problem" in written:
             self._notes.append(f"{report.nodeid} could not be recorded: {written['problem']}")
         elif written:
-            self._files.pop(report.nodeid, None)  # a test that ran again stands where it ended
-            self._files[report.nodeid] = self._folder / written["file"]
+            self._ended.pop(report.nodeid, None)  # a test that ran again stands where it ended
+            self._ended[report.nodeid] = self._folder / written["file"]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Take notice of what could not be imported."""
+        if report.failed:
+            self._outcomes[report.nodeid] = ("error", 0.0)
+            self._note_failure(report)
+
+    def _note_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Keep what failed a test first, and where, whether or not it inspected a model."""
+        if not report.failed or report.nodeid in self._failures:
+            return
+        crash = getattr(report.longrepr, "reprcrash", None)
+        path, line, _ = report.location or (report.nodeid, 0, "")
+        # of a module that cannot be imported there is text alone, with the exception at its end
+        said = [text[1:].strip() for text in report.longreprtext.splitlines() if text[:2] == "E "]
+        message = getattr(crash, "message", "") or next(reversed(said), report.longreprtext)
+        place = f"{crash.path}:{crash.lineno}" if crash is not None else ""
+        self._failures[report.nodeid] = {
+            "id": report.nodeid,
+            "file": path,
+            "line": (line or 0) + 1,
+            "message": message.partition("\n")[0],
+            "raised_at": _shown(place, self._root),
+        }
+        self._ended.setdefault(report.nodeid, None)
 
     def pytest_terminal_summary(
         self,
@@ -182,13 +213,15 @@ class _Collector:
     def _run(self, status: int) -> Run:
         from pytest_modelhealth import __version__
 
-        ended = []
-        for name, file in self._files.items():
-            if file.is_file():
-                ended.append((*self._outcomes[name], file))
-            else:
+        ended: list[tuple[dict[str, Any], Path | None]] = []
+        for name, file in self._ended.items():
+            outcome, seconds = self._outcomes[name]
+            known = {"outcome": outcome, "seconds": seconds, "raised_at": ""}
+            if file is not None and not file.is_file():
                 lost = f"during the run {self._folder} was deleted, where its results were"
                 self._notes.append(f"{name} is missing: {lost}")
+            elif file is not None or name in self._failures:
+                ended.append((known | self._failures.get(name, {}), file))
         head = {
             "format": wing("runs.run:FORMAT"),
             "format_version": wing("runs.run:FORMAT_VERSION"),
@@ -200,6 +233,7 @@ class _Collector:
                 "platform": platform.platform(),
             },
             "exit_status": status,
+            "ran": len(self._outcomes),
             "notes": self._notes,
         }
         run: Run = wing("runs.run:Run")(head, _Tests(ended))

@@ -54,20 +54,26 @@ class Fault:
 def faults(test: Test) -> Iterator[Fault]:
     """Yield what fails a test, the gravest of each result first, then what only warns."""
     is_failed = test["outcome"] in FAILED
+    is_told = False
     for result in test["results"] if is_failed else ():
         is_in_doubt = result["verdict"] == "inconclusive" and "inconclusive: " in test["message"]
         found = result["inconclusive" if is_in_doubt else "violations"]
+        is_told = is_told or bool(found)
         yield from (_fault(test, result, one, fails=True) for one in found)
+    if is_failed and not is_told:
+        places = (test.get("raised_at", ""), f"{test['file']}:{test['line']}")
+        text = test["message"]
+        yield Fault("failed", "", "exception", text, "", "", True, tuple(filter(None, places)))
     for result in test["results"] if is_failed or test["outcome"] == "passed" else ():
         found = result.get("warnings", ())
         yield from (_fault(test, result, one, fails=False) for one in found)
 
 
 def failing(tests: Iterable[Test]) -> tuple[int, list[tuple[str, Fault]]]:
-    """Return how many tests there are, and of each failing one its id and what fails it first."""
+    """Return how many tests inspected a model, and what fails each failing one first, by id."""
     count, found = 0, []
     for test in tests:  # a run gives one at a time, so that one is in memory
-        count += 1
+        count += bool(test["results"])
         first = next((fault for fault in faults(test) if fault.fails), None)
         if first is not None:
             found.append((test["id"], first))
@@ -85,24 +91,25 @@ def summary(tests: Iterable[Test], most_bytes: int) -> str:
     count, found = failing(tests)
     of = plural(count, "test")
     document = Document(f"Model health: no objection, {of} inspected a model")
+    failed = plural(len(found), "test")
     if found:
         document = Document(
-            f"Model health: {len(found):,} of {of} with a model failed",
+            f"Model health: {failed} failed, {of} inspected a model",
             columns=[*map(Column, ("test", "verdict", "culprit", "check", "what"))],
             rows=[Row([n, f.verdict, f.label, f.check, f.message]) for n, f in found],
             most=_MOST_ROWS,
-            rest=lambda _: f"{plural(len(found), 'test')} in all",
+            rest=lambda _: f"{failed} in all",
         )
     head = f"\n{document.markdown()}"
     room = most_bytes - len(head.encode()) - _LONGEST_REMARK
-    if room < 0 or not count:
+    if room < 0 or not (count or found):
         return ""
-    codes = (shorten(f.text or f.message, _LONGEST_TEXT).splitlines() for _, f in found)
-    texts = (Document(n, code=code) for (n, _), code in zip(found, codes, strict=True))
+    told = [(name, shorten(f.text, _LONGEST_TEXT).splitlines()) for name, f in found if f.text]
+    texts = (Document(name, code=code) for name, code in told)
     shown = fitting((f"\n{text.markdown()}" for text in texts), room)
-    without = plural(len(found) - len(shown), "failing test")
+    without = plural(len(told) - len(shown), "failing test")
     remark = f"\n*The texts of {without} are left out: a summary holds no more.*\n"
-    return "".join([head, *shown, remark * (len(shown) < len(found))])
+    return "".join([head, *shown, remark * (len(shown) < len(told))])
 
 
 def _fault(

@@ -17,7 +17,7 @@ FORMAT_VERSION = 2
 """Raised when a key changes its name or meaning."""
 
 GRAVITY = {
-    **dict.fromkeys(("unhealthy", "different", "drifted", "missing"), 2),
+    **dict.fromkeys(("unhealthy", "different", "drifted", "missing", "failed"), 2),
     **dict.fromkeys(("inconclusive",), 1),
     **dict.fromkeys(("recorded", "healthy", "equivalent", "unchanged"), 0),
 }

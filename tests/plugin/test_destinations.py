@@ -168,12 +168,12 @@ def test_gitlab_gets_an_issue_for_every_fault(everything: Run) -> None:
     file, line = place("run")
     assert ("TestPasses::test_warned", "dead_units", "minor", f"project/{file}", line) in found
     for name, row in FAILED.items():
+        file, line = place(row.line)
         if row.check:
-            file, line = place(row.line)
             assert (name, row.check, "major", f"project/{file}", line) in found
-    assert {one[0] for one in found} == {
-        "TestPasses::test_warned", *(name for name, row in FAILED.items() if row.check)
-    }  # fmt: skip
+    assert {one[0] for one in found} == {"TestPasses::test_warned", *FAILED}
+    by_itself = [name for name, row in FAILED.items() if not row.check]
+    assert by_itself == [one[0] for one in sorted(found, reverse=True) if one[1] == "exception"]
 
 
 def test_github_annotates_the_first_and_sums_up_all(everything: Run) -> None:
@@ -190,21 +190,25 @@ def test_github_annotates_the_first_and_sums_up_all(everything: Run) -> None:
     assert "\nlikely cause: " in annotated[2].message
 
     page = Page.of((everything.folder.parent / "summary.md").read_text(encoding="utf-8"))
-    assert page.heading == "Model health: 20 of 30 tests with a model failed"
-    assert page.summaries == [row[0] for row in page.rows]
+    assert page.heading == "Model health: 22 tests failed, 30 tests inspected a model"
+    assert page.summaries == [row[0] for row in page.rows if row[3] != "exception"]
     rows = {row[0].partition("::")[2]: tuple(row[1:4]) for row in page.rows}
-    assert rows == {name: row[1:4] for name, row in faulty.items()}
+    by_itself = dict.fromkeys(FAILED.keys() - faulty, ("failed", "", "exception"))
+    assert rows == by_itself | {name: row[1:4] for name, row in faulty.items()}
     assert page.strange == set()
 
 
 def test_a_run_is_data_and_a_page(everything: Run) -> None:
-    """Every test that inspected is there, with outcome, verdicts and the lines that made them."""
+    """What inspected or failed is there, with outcome, verdicts and the lines that made them."""
     run = everything.run
-    assert run["tests"].keys() == {n for n in FAILED | OTHERS if n not in _WITHOUT}
+    assert run["tests"].keys() == (FAILED | OTHERS).keys() - {"TestPasses::test_without"}
+    assert run["ran"] == len(FAILED | OTHERS)
+    crash = run["tests"]["test_no_such_layer"]
+    assert (crash["results"], crash["message"][:18]) == ([], "layers='encoder.*'")
     outcomes = {name: test["outcome"] for name, test in run["tests"].items()}
     assert {name for name, outcome in outcomes.items() if outcome in ("failed", "error")} == {
         *FAILED
-    } - _WITHOUT
+    }
     assert [outcomes[name] for name in ("test_set_up", "test_torn_down")] == ["error", "error"]
     assert outcomes["TestOther::test_xfails"] == "xfailed"
     assert outcomes["TestOther::test_skips"] == "skipped"
@@ -228,9 +232,6 @@ def test_a_run_is_data_and_a_page(everything: Run) -> None:
         "TestPasses::test_asked",
     }
     assert len(re.findall('id="data-', page)) >= len(run["tests"])
-
-
-_WITHOUT = {"test_no_such_layer", "TestPasses::test_without"}
 
 
 def test_a_finding_keeps_its_fingerprint_where_lines_move(

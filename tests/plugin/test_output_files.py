@@ -159,3 +159,48 @@ def test_folder_names_are_safe_and_distinct(one: str, other: str) -> None:
     assert name not in (".", "..")
     assert (name == folder_name(other)) == (one == other)
     assert (name.lower() == folder_name(other).lower()) == (one == other)
+
+
+BROKEN = """
+import pytest
+from torch import nn
+
+@pytest.fixture
+def data():
+    raise ValueError("no data")
+
+def test_plain():
+    pass
+
+def test_set_up(data, inspector):
+    pass
+
+def test_forward(inspector):
+    class Net(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("shape is wrong")
+    inspector(Net()).run_inspection(1.0)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")])
+def test_what_failed_before_it_inspected_is_in_the_file(
+    pytester: pytest.Pytester, options: tuple[str, ...]
+) -> None:
+    """An import, a fixture and a forward that raise: each with its exception and line."""
+    pytester.makepyfile(test_broken=BROKEN, test_import="import nothing_there")
+    options = ("--modelhealth-json=run.json", "--continue-on-collection-errors", *options)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    run = json.loads((pytester.path / "run.json").read_text(encoding="ascii"))
+    assert (run["ran"], run["exit_status"]) == (4, 1)
+    keys = ("outcome", "message", "raised_at", "line", "results")
+    tests = {test["id"]: [test[key] for key in keys] for test in run["tests"]}
+    missing = "ModuleNotFoundError: No module named 'nothing_there'"
+    assert tests == {
+        "test_import.py": ["error", missing, "", 1, []],
+        "test_broken.py::test_set_up": ["error", "ValueError: no data", "test_broken.py:6", 11, []],
+        "test_broken.py::test_forward": [
+            "failed", "RuntimeError: shape is wrong", "test_broken.py:17", 14, []
+        ],
+    }  # fmt: skip

@@ -79,5 +79,10 @@ def test_what_was_not_judged_is_a_fault_only_where_it_fails_the_test() -> None:
     """A test that fails by itself does not do so for want of evidence."""
     (found,) = of(UNSURE, message="inconclusive: fc (dead_units): too few")
     assert (found.verdict, found.label, found.check) == ("inconclusive", "fc", "dead_units")
-    assert of(UNSURE, message="assert 1 == 2") == []
-    assert of(HEALTHY | {"warnings": []}) == []
+    for results in (UNSURE,), (HEALTHY | {"warnings": []},), ():
+        (found,) = of(*results, message="assert 1 == 2")
+        assert (found.verdict, found.check, found.message) == (
+            "failed",
+            "exception",
+            "assert 1 == 2",
+        )

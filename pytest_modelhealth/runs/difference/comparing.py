@@ -62,8 +62,9 @@ def compare(base: Run, head: Run) -> Difference:
     now = {test["id"]: test for test in head.tests}
     was = _counterparts(before, now)
     tests = [_compare_tests(before[was[name]], test) for name, test in now.items() if name in was]
-    if before and now and not tests:
-        one, other = (printable(next(iter(side))) for side in (before, now))
+    inspected = [[one["id"] for one in run.values() if one["results"]] for run in (before, now)]
+    if all(inspected) and not tests:
+        one, other = (printable(side[0]) for side in inspected)
         raise InspectionError(
             f"the two runs have no test in common: one has {one}, the other {other}; give two "
             "runs of one suite"
@@ -78,6 +79,8 @@ def compare(base: Run, head: Run) -> Difference:
     for name in (one for one in before if one not in found):
         place = Place("", before[name]["outcome"])
         gone = Change("test", "inspects nothing any more", (place,), Grade.WORSE)
+        if not before[name]["results"]:
+            gone = Change("test", "fails no more, or is gone", (place,), Grade.BETTER)
         tests.append(TestDifference(name, (gone,)))
     told = [test for test in tests if test.changes or test.remarks]
     told.sort(key=lambda test: _ORDER.index(test.grade))
@@ -114,7 +117,8 @@ def _remarks(base: Data, head: Data) -> Iterator[str]:
 
 
 def _compare_tests(before: Data, now: Data) -> TestDifference:
-    results = [*_compare_results(before["results"], now["results"])]
+    is_crash = now["outcome"] in FAILED and not now["results"]
+    results = [] if is_crash else [*_compare_results(before["results"], now["results"])]
     found = TestDifference(
         now["id"],
         tuple(change for changes, *_ in results for change in changes),

@@ -28,6 +28,8 @@ def contents(run: Run) -> dict[str, Any]:
     order = sorted(verdicts, key=lambda one: [*GRAVITY, one].index(one))
     outcomes = Counter(entry["outcome"] for entry in entries)
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
+    inspected, ran = sum(one["inspected"] for one in entries), run.head.get("ran", len(entries))
+    status = run.head.get("exit_status")
     created, environment = str(run.head.get("created", "")), run.head.get("environment", {})
     versions = [
         f"{name} {environment[key]}" for key, name in _VERSIONS.items() if environment.get(key)
@@ -35,9 +37,9 @@ def contents(run: Run) -> dict[str, Any]:
     return {
         "entries": entries,
         "verdicts": [(f"{verdicts[one]:,} {one}", _tone(one)) for one in order],
-        "outcomes": f"{plural(len(entries), 'test')}: {counts}",
+        "outcomes": f"{inspected:,} of {plural(ran, 'test')} inspected a model; {counts}",
         "created": created.replace("T", " ").replace("+00:00", " UTC"),
-        "about": [*versions, *filter(None, [environment.get("platform")])],
+        "about": [*versions, environment.get("platform", ""), f"exit status {status}"],
         "notes": run.head.get("notes", ()),
     }
 
@@ -72,15 +74,26 @@ def _entries(run: Run) -> Iterator[dict[str, Any]]:
                     shown |= {"evidence": evidence, "more": more}
         texts = [result[key] for result in test["results"] for key in ("text", "headline")]
         is_told = any(test["message"] in text for text in texts)
+        if test["outcome"] in FAILED and not is_told and all(r["tone"] == "good" for r in results):
+            results.insert(0, _failure(anchor(index, len(results)), test))
+            is_told = True
         yield {
             **{key: test[key] for key in ("id", "file", "outcome")},
             "name": test["id"].removeprefix(f"{test['file']}::"),
             "failed": test["outcome"] in FAILED,
+            "inspected": bool(test["results"]),
             "rank": rank(test),
             "seconds": f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
             "message": "" if is_told else test["message"],
             "results": results,
         }
+
+
+def _failure(own: str, test: Test) -> dict[str, Any]:
+    """Return what stands on the page of a test that failed without a result."""
+    none = dict.fromkeys(("text", "evidence", "more", "facts", "remarks"), "")
+    said = {"reason": test["message"], "place": test.get("raised_at", "")}
+    return {**none, "kind": "failure", "verdict": "failed", "tone": "bad", "anchor": own, **said}
 
 
 def _result(own: str, result: Mapping[str, Any]) -> dict[str, Any]:

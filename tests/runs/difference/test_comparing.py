@@ -231,6 +231,21 @@ def test_outcomes_that_no_result_explains_are_told() -> None:
     )
 
 
+def test_a_crash_is_told_by_its_exception() -> None:
+    """Not by the results that it did not come to; one that is mended is better."""
+    crash = made.test(outcome="failed", message="RuntimeError: shape is wrong")
+    healthy = made.run(made.test(inspection()))
+    ((change,),) = (test.changes for test in compare(healthy, made.run(crash)).tests)
+    place = Place("", "passed", "failed", "RuntimeError: shape is wrong")
+    assert change == Change("outcome", "outcome", (place,), Grade.WORSE)
+    assert [test.grade for test in compare(made.run(crash), healthy).tests] == [Grade.BETTER]
+    (mended,) = compare(made.run(crash), made.run()).tests
+    assert mended.changes[0].what == "fails no more, or is gone"
+    module = made.run(made.test(id="test_a.py", outcome="error", message="ImportError: x"))
+    grades = [(test.id, test.grade) for test in compare(healthy, module).tests]
+    assert grades == [("test_a.py", Grade.WORSE), ("test_a.py::test_a", Grade.WORSE)]
+
+
 def test_results_are_matched_by_kind_and_model() -> None:
     """A result put before another does not shift what is compared."""
     encoder, decoder = inspection(model="Encoder"), inspection(model="Decoder")

@@ -40,7 +40,7 @@
       chosen.setAttribute("tabindex", "-1");
       chosen.focus({ preventScroll: true });
     }
-    if (!chosen.classList.contains("result")) return;
+    if (!chosen.classList.contains("result") || chosen.dataset.kind === "failure") return; // which has no numbers
     const made = await open(chosen);
     if (cut >= 0) made?.reveal(decoded(hash.slice(cut + 1)));
   }
