@@ -61,13 +61,20 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     """Keep the snapshots of tests that failed or never ran from being deleted as unused."""
     if not getattr(session.config.option, "update_snapshots", False):
         return (yield)
-    from pytest_modelhealth.snapshot.extension import INCOMPLETE
+    from pytest_modelhealth.snapshot.extension import KEPT, Extensions
 
-    token = INCOMPLETE.set(bool(session.testsfailed or exitstatus))
+    syrupy: Any = getattr(session.config, "_syrupy", None)
+    if syrupy is not None:
+        syrupy._extensions = Extensions(syrupy._extensions)
+    terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = terminal.stats.get("skipped", ()) if terminal else ()
+    modules = {Path(one.nodeid).stem for one in skipped if isinstance(one, pytest.CollectReport)}
+    is_part = session.testsfailed or exitstatus or session.config.option.collectonly
+    token = KEPT.set(frozenset("*" if is_part else modules))
     try:
         return (yield)
     finally:
-        INCOMPLETE.reset(token)
+        KEPT.reset(token)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -91,11 +98,12 @@ def pytest_terminal_summary(
     written = left_on_reports(terminalreporter, "modelhealth_snapshots")
     lines = [f"{one['file']}: {one['change']}" for one in sorted(written, key=lambda o: o["file"])]
     found = getattr(getattr(config, "_syrupy", None), "report", None)
-    if exitstatus and found and getattr(config.option, "update_snapshots", False):
+    if found and getattr(config.option, "update_snapshots", False):
         # syrupy, which says that it has deleted these, did not
-        unused = [file.location for file in found.unused if file.location.endswith(".health")]
-        why = "kept, not deleted: a test failed, or the run was broken off"
-        lines += [f"{path}: {why}" for path in sorted(map(os.path.relpath, unused))]
+        unused = [one.location for one in found.unused if one.location.endswith(".health")]
+        why = "kept, not deleted: not all tests of its file ran and passed"
+        kept = filter(os.path.exists, unused)
+        lines += [f"{path}: {why}" for path in sorted(map(os.path.relpath, kept))]
     for line in lines:
         terminalreporter.write_line(f"modelhealth: snapshot {line}")
 

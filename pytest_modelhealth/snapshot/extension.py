@@ -28,11 +28,11 @@ from pytest_modelhealth.snapshot.file_format import (
 )
 from pytest_modelhealth.snapshot.snapshot import of_report
 
-INCOMPLETE: ContextVar[bool] = ContextVar("INCOMPLETE", default=False)
-"""Whether the run that is about to end had a test fail, or was broken off.
+KEPT: ContextVar[frozenset[str]] = ContextVar("KEPT", default=frozenset())
+"""The folders whose snapshots stay, by name, as not all tests of their file ran; ``"*"`` is all.
 
-syrupy deletes what no test used, and a test that failed early, or never ran because of Ctrl-C or
-``-x``, used nothing.
+syrupy deletes what no test used, and a test that failed early, was only collected, or never ran
+because of Ctrl-C, ``-x`` or a skipped module, used nothing.
 """
 
 
@@ -133,7 +133,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
 
     def delete_snapshots(self, *, snapshot_location: str, snapshot_names: set[str]) -> None:
         """Delete a file that no test used, unless some test may not have come to it."""
-        if not INCOMPLETE.get():
+        if KEPT.get().isdisjoint(("*", Path(snapshot_location).parent.name)):
             super().delete_snapshots(
                 snapshot_location=snapshot_location, snapshot_names=snapshot_names
             )
@@ -158,6 +158,14 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
 
 def _read(path: str | Path) -> str:
     return Path(path).read_text(encoding="utf-8", errors="replace")
+
+
+class Extensions(dict[str, Any]):
+    """By which extension syrupy deletes a file; one that no test read would be deleted by none."""
+
+    def get(self, location: str, default: Any = None) -> Any:  # noqa: D102
+        is_ours = location.endswith(f".{HealthSnapshotExtension.file_extension}")
+        return super().get(location) or (HealthSnapshotExtension() if is_ours else default)
 
 
 class HealthSnapshot(SnapshotAssertion):
