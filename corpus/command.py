@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 
 import torch
 
 from corpus import GROUPS, KINDS, ROLES, Case, Tool, cases
-from corpus.scoring import COLUMNS, Judged, Score, score
+from corpus.scoring import COLUMNS, Finding, Judged, Score, score
 
 TOOLS = {name: f"benchmarks.tools:{name}" for name in ("modelhealth", "probed", "fixture")}
 """Tools by a short name."""
@@ -34,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     scored.add_argument("--seeds", type=int, default=1, help="of each control; default: 1")
     scored.add_argument("--list", action="store_true", help="every case, but what is held out")
     scored.add_argument("--wrong", action="store_true", help="of these, what was not right")
+    scored.add_argument("--rules", action="store_true", help="what each kind of finding caught")
     scored.set_defaults(run=print_score)
     for command in (shown, scored):
         command.add_argument("--kind", choices=KINDS, help="of these kinds only one")
@@ -82,6 +85,8 @@ def print_score(options: argparse.Namespace) -> None:
     start = time.perf_counter()
     scores = {name: score(tool, group, options.seeds) for name, group in groups.items()}
     table({**scores, **totals(scores)}, ["kind", "cases"], time.perf_counter() - start)
+    if options.rules:
+        print("\n" + "\n".join(by_rule(one for made in scores.values() for one in made.judged)))
     for (kind, group), made in scores.items():
         if (options.list or options.wrong) and (group != "held out" or options.group == group):
             print(f"\n{kind}, {group}\n")
@@ -134,6 +139,29 @@ def rows(made: Score, wrong_only: bool = False) -> Iterator[str]:
     for one in made.healthy:
         if one.is_caught or one.error:
             yield row([one.case.name, one.seed, first(one)])
+
+
+def by_rule(judged: Iterable[Judged]) -> Iterator[str]:
+    """Yield a row for each kind of finding: how many cases it speaks of, in which grade.
+
+    A kind is a check and how its sentences begin, names and numbers left out.
+    """
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for one in judged:
+        side = "fault" if one.case.is_sick else "healthy"
+        grades = (("fail", one.objections), ("warn", one.warnings))
+        for rule, grade in {(rule_of(f), grade) for grade, found in grades for f in found}:
+            counts.setdefault(rule, Counter())[f"{side} {grade}"] += 1
+    columns = [f"{side} {grade}" for side in ("fault", "healthy") for grade in ("fail", "warn")]
+    yield header(["check", "finding", *columns])
+    for rule, count in sorted(counts.items()):
+        yield row([*rule, *(count[column] for column in columns)])
+
+
+def rule_of(found: Finding) -> tuple[str, str]:
+    """Return the check of a finding and the first words of its sentence."""
+    words = re.sub(r"'[^']*'|`[^`]*`|\S*[\d/.=]\S*|[^\w\s]", " ", found.text.partition(":")[0])
+    return found.check, " ".join(words.split()[:7]) or " ".join(found.text.split()[:4])
 
 
 def first(one: Judged) -> str:

@@ -52,8 +52,10 @@ def test_score_has_a_row_for_each_kind_and_group(tool, capsys):
         "| loss | open | 1 of 1 (100%) | 1 of 1 (100%) | 0 of 1 (0%) | 1 | 0 of 1 (0%) |"
     )
     assert "| accuracy as loss | sequential | yes | yes | NO | at the model: no deri" in table[5]
-    main(["score", "--tool", tool, "--only", "normal* flow", "--seeds", "2"])
-    assert lines(capsys)[2].endswith(" | 1 of 1 | 2 of 2 | 0 | 0 |")
+    main(["score", "--tool", tool, "--only", "normal* flow", "--seeds", "2", "--rules"])
+    table = lines(capsys)
+    assert table[2].endswith(" | 1 of 1 | 2 of 2 | 0 | 0 |")
+    assert table[-1] == "|  | no derivative | 0 | 0 | 2 | 0 |"
 
 
 def test_score_sums_up_kinds(tool, capsys):
