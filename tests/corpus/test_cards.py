@@ -25,7 +25,7 @@ def test_counts_by_group_and_role():
         ("held out", "change"): 25,
         ("held out", "refactor"): 22,
         ("blind", "fault"): 613,
-        ("blind", "control"): 962,
+        ("blind", "control"): 998,
         ("blind", "change"): 99,
         ("blind", "refactor"): 91,
     }
