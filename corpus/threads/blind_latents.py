@@ -17,8 +17,8 @@ from corpus.subject import Subject, subject
 SHELF = Shelf("threads", "blind")
 GITHUB = "https://github.com"
 
-SPREAD = ("variance", "std", "deviation", "half", "root", "noise", "scale", "exp")
-DIVERGENCE = ("divergence", "variance", "std", "deviation", "negative", "squar", "exp", "zero")
+SPREAD = ("variance", "std", "deviation", "half", "root", "scale", "exponent")
+DIVERGENCE = ("divergence", "variance", "std", "deviation", "negative", "squar", "exponent")
 
 
 # ---- latent variables ----------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def vgae(fixed: bool) -> Subject:
     f"{GITHUB}/sutaoyu/IBMEA/issues/2",
     "deviation given where its logarithm is taken",
     ("", "loss"),
-    (*DIVERGENCE, "twice", "log"),
+    (*DIVERGENCE, "twice", "logarithm"),
 )
 def ibmea(fixed: bool) -> Subject:
     """The exponential is taken twice, and the divergence is of another distribution."""
@@ -152,7 +152,7 @@ def with_codes(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     f"{GITHUB}/CompVis/taming-transformers/issues/57",
     "beta at the term of the codes",
     ("", "codes*", "encoder*"),
-    ("beta", "commit", "weigh", "swap", "term", "scale"),
+    ("beta", "commit", "weigh", "swap", "scale"),
 )
 def taming(fixed: bool) -> Subject:
     """The encoder is bound four times as firmly as the codes are taught, not a quarter."""
@@ -209,7 +209,7 @@ class Denoiser(nn.Module):
     f"{GITHUB}/Ryota-Kawamura/How-Diffusion-Models-Work/issues/1",
     "noise scaled by a variance",
     ("", "net*"),
-    ("root", "sqrt", "variance", "scale", "noise"),
+    ("root", "sqrt", "variance", "scale"),
 )
 def how_they_work(fixed: bool) -> Subject:
     """(1 - ab) * noise has lost its root: samples in between are too faint."""
@@ -229,7 +229,7 @@ def how_they_work(fixed: bool) -> Subject:
     f"{GITHUB}/lucidrains/denoising-diffusion-pytorch/issues/18",
     "products of the step before padded at their end",
     ("", "net*"),
-    ("index", "shift", "previous", "step before", "schedule", "last", "off by one", "pad"),
+    ("index", "shift", "previous", "step before", "schedule", "off by one"),
 )
 def lucid(fixed: bool) -> Subject:
     """The step before is the step itself, and before the last one there is no noise."""
@@ -258,7 +258,7 @@ def lucid(fixed: bool) -> Subject:
     f"{GITHUB}/r9y9/wavenet_vocoder/issues/34",
     "components of a mixture multiplied",
     ("", "loss"),
-    ("mixture", "component", "sum", "logsumexp", "broadcast", "product"),
+    ("mixture", "component", "logsumexp", "broadcast", "product"),
 )
 def wavenet(fixed: bool) -> Subject:
     """Logarithms are summed over components before weights are added: all must fit all."""

@@ -16,10 +16,10 @@ from corpus.subject import Subject, subject
 SHELF = Shelf("threads", "blind")
 GITHUB = "https://github.com"
 
-SKIP = ("residual", "skip", "shortcut", "added", "sum")
+SKIP = ("residual", "skip", "shortcut")
 SHARED = ("shared", "same module", "one module", "several", "times", "tied", "again", "reused")
-MODE = ("eval", "mode", "training", "running", "statistic")
-RANDOM = ("random", "dropout", "chance", "differ", "repeat", "eval")
+MODE = ("evaluation", "eval(", "training mode", "running", "statistic")
+RANDOM = ("random", "dropout", "chance", "repeat", "evaluation")
 BACKWARD = ("backward", "gradient", "autograd", "derivative")
 
 
@@ -93,7 +93,7 @@ def bitnet(fixed: bool) -> Subject:
     f"{GITHUB}/unit8co/darts/issues/329",
     "one activation twice, and none after the second convolution",
     ("blocks*", ""),
-    ("activation", "relu", "twice", "again", "no effect", "linear", "idempot"),
+    ("activation", "relu", "twice", "no effect", "idempot"),
 )
 def darts(fixed: bool) -> Subject:
     """ReLU stands before the second convolution, where its input has passed one."""
@@ -158,7 +158,7 @@ def red_cnn(fixed: bool) -> Subject:
     f"{GITHUB}/facebookresearch/neuromorph/issues/2",
     "maximum over features where that over points was meant",
     ("", "each*", "after*"),
-    ("axis", "dimension", "features", "points", "pool", "same for", "expand"),
+    ("axis", "dimension", "features", "same for", "expand"),
 )
 def neuromorph(fixed: bool) -> Subject:
     """Each point gets its own largest feature, repeated, and learns nothing of the cloud."""
@@ -181,7 +181,7 @@ def neuromorph(fixed: bool) -> Subject:
     f"{GITHUB}/NYUMedML/CNN_design_for_AD/issues/7",
     "norm added under a name that is taken",
     ("net*", ""),
-    ("norm", "name", "overwr", "replac", "missing"),
+    ("overwr", "replac", "missing", "same name", "without a norm", "no norm"),
 )
 def taken(fixed: bool) -> Subject:
     """The third norm takes the place of the second, and none follows the third convolution."""

@@ -55,7 +55,7 @@ def latex_ocr(fixed: bool) -> Subject:
     f"{GITHUB}/Project-MONAI/GenerativeModels/issues/314",
     "word N predicted from words 0 to N",
     ("", "loss", "lm_head"),
-    ("shift", "own input", "copy", "itself", "leak", "same token", "input"),
+    ("shift", "own input", "copy", "itself", "leak", "same token"),
 )
 def generative(fixed: bool) -> Subject:
     """Targets are not shifted: each place is asked for the very word that it is given."""
@@ -71,7 +71,7 @@ def generative(fixed: bool) -> Subject:
     f"{GITHUB}/nyu-mll/jiant/issues/925",
     "class 0 passed over as padding",
     ("", "loss", "head"),
-    ("ignore", "class 0", "class", "label 0", "left out"),
+    ("ignore", "class 0", "label 0", "left out", "one class"),
 )
 def jiant(fixed: bool) -> Subject:
     """Labels begin at 0, as the index of padding does, and the first class is never taught."""
@@ -90,7 +90,7 @@ def jiant(fixed: bool) -> Subject:
     f"{GITHUB}/ildoonet/pytorch-randaugment/issues/30",
     "smoothed targets that sum to more than one",
     ("", "loss"),
-    ("sum to", "sums to", "sum up", "distribution", "probabilit", "target"),
+    ("sum to", "sums to", "sum up", "distribution", "probabilit"),
 )
 def randaugment(fixed: bool) -> Subject:
     """The true class keeps 1 - s / c of its weight in place of 1 - s."""
@@ -235,7 +235,7 @@ def byte_track(fixed: bool) -> Subject:
     f"{GITHUB}/motokimura/yolo_v1_pytorch/issues/1",
     "width of a box read as its middle",
     ("", "head", "loss"),
-    ("column", "not used", "never read", "no gradient", "dropped", "outputs", "unused"),
+    ("column", "not used", "never read", "no gradient", "dropped", "unused"),
 )
 def yolo(fixed: bool) -> Subject:
     """pred[:, 2] stands for pred[:, :2]: nothing is asked of the middle of the box."""
@@ -279,7 +279,9 @@ def pa_ano(fixed: bool) -> Subject:
         far = (1 - near).amax(1)
         return F.relu(1 - (a * b).sum(1) - far + 0.5).mean()
 
-    return judged(Encoder(), views, loss)
+    model = Encoder()
+    model.encoder = perceptron(64, 48, 48, 48, 32)  # which tells little apart at first
+    return judged(model, views, loss)
 
 
 def labelled_views(n: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
@@ -293,7 +295,7 @@ def labelled_views(n: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
     f"{GITHUB}/alinlab/CSI/issues/49",
     "each sample counts as a positive of its own",
     ("", "encoder*", "loss"),
-    ("diagonal", "itself", "own", "self", "positive", "eps", "constant"),
+    ("diagonal", "itself", "positive", "constant"),
 )
 def csi(fixed: bool) -> Subject:
     """The diagonal is blanked in the similarities, and left in the mask of positives."""
@@ -329,7 +331,7 @@ def train_clip(fixed: bool) -> Subject:
     f"{GITHUB}/BAAI-DCAI/M3D/issues/52",
     "logarithm of a temperature used as if it were one",
     ("", "loss"),
-    ("exp", "temperature", "scale", "log"),
+    ("exponential", "temperature", "scale", "logarithm"),
 )
 def m3d(fixed: bool) -> Subject:
     """The scale begins at log(1 / 0.07), and nobody takes its exponential."""

@@ -66,7 +66,7 @@ def alpha(fixed: bool) -> Subject:
     f"{GITHUB}/CSCYQJ/MICCAI23-ProtoContra-SFDA/issues/18",
     "requires_grad set on a layer, and not on its parameters",
     ("outc*", ""),
-    ("requires_grad", "frozen", "freez", "attribute", "trained", "still learn"),
+    ("requires_grad", "frozen", "freez", "attribute"),
 )
 def outc(fixed: bool) -> Subject:
     """A module takes any attribute: the last layer is trained all the same."""
@@ -151,7 +151,7 @@ def trident(fixed: bool) -> Subject:
     f"{GITHUB}/Hiyuur/SR-TOD/issues/5",
     "learnable threshold behind a sign",
     ("mask*", ""),
-    ("sign", "zero", "flat", "threshold", "gradient", "step", "never learn"),
+    ("sign", "zero", "flat", "gradient", "never learn"),
 )
 def threshold(fixed: bool) -> Subject:
     """The sign is flat on both sides, so that its threshold is never taught."""
@@ -183,7 +183,7 @@ def threshold(fixed: bool) -> Subject:
     f"{GITHUB}/huggingface/transformers/pull/47468",
     "root cast to an integer",
     ("block*", ""),
-    ("scale", "root", "sqrt", "integer", "int", "trunc", "large", "sharp"),
+    ("scale", "root", "sqrt", "integer", "trunc"),
 )
 def image_gpt(fixed: bool) -> Subject:
     """A helper by the name of a float truncates: scores are divided by 2, not by 2.8."""
