@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.leaks import (
     Change,
@@ -21,7 +20,7 @@ from pytest_modelhealth.probes.intervening.leaks import (
     effects,
     parting,
 )
-from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
+from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs, is_number
 from pytest_modelhealth.probes.intervening.samples import names_of
 from pytest_modelhealth.report import Parting
 
@@ -41,19 +40,21 @@ def what_padding_does(runs: Runs) -> Effects:
     Ids stay where rows are looked up by them, and get other rows: models derive positions, masks
     and the place that they read from ids, and other ids change these too.
     """
-    padding = _padding_in(runs)
+    padding = padding_in(runs)
     steps = padding.real.shape[1]
-    share = float((~padding.real).float().mean())
-    text = f"real values in the padding ({share:.0%} of the places, by {padding.why})"
-    if not runs.is_changed(padding.refilled(with_ids=True)):
+    change = padding.refilled()
+    if not runs.is_changed(change.values):
         raise UntellableError("padding holds what real places hold; give a batch that differs")
-    same, rows = partial(_real_places, padding.real), padding.other_rows()
+    text, rows = change.text, padding.other_rows()
+    by_rows = change._replace(
+        values=partial(padding.fill, with_ids=False), within=lambda: rows or nullcontext()
+    )
     lacking = "no output has a row for each sample" if runs.base.loss is None else ""
-    change = Change(text, padding.refilled, same, True, within=lambda: rows or nullcontext())
-    seen = effects(runs, change, lacking=lacking, must_move=False)
-    if rows is not None and not rows.count:  # nothing looks the ids up: they are changed themselves
-        change = Change(text, partial(padding.refilled, with_ids=True), same, True)
-        seen = effects(runs, change, lacking=lacking, must_move=False)
+    seen = effects(runs, by_rows, lacking=lacking, must_move=False, with_loss=True)
+    if rows is None or rows.count:
+        change = by_rows
+    else:  # nothing looks the ids up: they are changed themselves
+        seen = effects(runs, change, lacking=lacking, must_move=False, with_loss=True)
     if runs.base.loss is None:  # what stands beside the steps, as a last state, may not be used
         shapes = [runs.base.outputs[one.output].shape for one in seen]
         has = [(steps in s[1:], len(s) > 2) for s in shapes]
@@ -99,7 +100,7 @@ def _of_loss(runs: Runs, real: Tensor, after: Ran) -> list[Parting]:
 # ---- where it is ---------------------------------------------------------------------------------
 
 
-def _padding_in(runs: Runs) -> _Padding:
+def padding_in(runs: Runs) -> _Padding:
     """Return the padding that a mask or lengths in the batch show."""
     asked = runs.conventions.padding
     may_show = asked is not None or any(t.ndim == 1 or is_mask(t) for t in runs.tensors)
@@ -175,8 +176,12 @@ def real_side(runs: Runs, mask: Tensor) -> Tensor | None:
 
 def _up_to(runs: Runs, lengths: Tensor) -> Tensor | None:
     """Return which places lie within lengths; ``None`` where they fit nothing beside them."""
-    is_count = not (lengths.is_floating_point() or lengths.is_complex()) and lengths.ndim == 1
-    if not is_count or len(lengths) < 2 or not bool((lengths >= 1).all()):
+    if (
+        is_number(lengths)
+        or lengths.ndim != 1
+        or len(lengths) < 2
+        or not bool((lengths >= 1).all())
+    ):
         return None
     for other in runs.tensors:
         if other is not lengths and other.ndim > 1 and len(other) == len(lengths):
@@ -241,14 +246,16 @@ class _Padding:
         rows = tensor.flatten(0, 1)[self._sources.to(tensor.device)]
         return tensor.index_put((self._places.to(tensor.device),), rows)
 
-    def refilled(self, *, with_ids: bool = False) -> Inputs:
-        """Return the batch with real values in padded places; ids stay unless asked for."""
+    def fill(self, number: int, tensor: Tensor, *, with_ids: bool = True) -> Tensor | None:
+        """Return a tensor of the batch with real values in padded places; ids stay if told to."""
+        is_kept = number not in self._values or (_is_id(tensor) and not with_ids)
+        return None if is_kept else self._fill(tensor)
 
-        def change(number: int, tensor: Tensor) -> Tensor | None:
-            is_kept = number not in self._values or (_is_id(tensor) and not with_ids)
-            return None if is_kept else self._fill(tensor)
-
-        return self._runs.changed(change)
+    def refilled(self) -> Change:
+        """Return the change of what stands in padding."""
+        share = float((~self.real).float().mean())
+        text = f"real values in the padding ({share:.0%} of the places, by {self.why})"
+        return Change(text, self.fill, partial(_real_places, self.real), of_loss=True)
 
     def other_rows(self) -> _OtherRows | None:
         """Return what exchanges the rows of padded ids; ``None`` where there are no ids."""

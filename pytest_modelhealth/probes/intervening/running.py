@@ -35,6 +35,10 @@ _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torc
 """Differences, by the root mean square, that another order of the same additions may make."""
 
 
+Values = Callable[[int, Tensor], Tensor | None]
+"""Makes other values, of any size, of the number of a tensor in the batch and the tensor."""
+
+
 @dataclass
 class Ran:
     """What one run of the model gave."""
@@ -64,6 +68,8 @@ class Runs:
     base_seconds: float = 0.0
     count: Counter[str] = field(default_factory=Counter)
     _base: Ran | None = None
+    _guard: Guard | None = None
+    _spare: Inputs | None = None
 
     @cached_property
     def _arguments(self) -> Inputs:
@@ -82,7 +88,7 @@ class Runs:
         if self.engine.compiled:
             return 'compiled code is not probed: leave out compiled="observe"'
         try:
-            self.batch()
+            self._spare = self.batch()
         except Exception as error:  # noqa: BLE001 - an object of the user's
             return f"the batch cannot be copied, and so not be changed: {in_one_line(error)}"
         return ""
@@ -105,7 +111,7 @@ class Runs:
         self.count["forwards"] += 1
         return batch.call(self.model)
 
-    @property
+    @cached_property
     def tensors(self) -> list[Tensor]:
         """What `changeable` finds in the batch."""
         return changeable(self._arguments)
@@ -121,29 +127,28 @@ class Runs:
         args, kwargs = deep_copy((self._arguments.args, self._arguments.kwargs))
         return Inputs(*args, **kwargs)
 
-    def changed(self, change: Callable[[int, Tensor], Tensor | None]) -> Inputs:
-        """Return a copy of the batch in which tensors have other values, of any size.
-
-        A change makes them of the number of a tensor, as in `tensors`, and the tensor, or ``None``.
-        """
+    def changed(self, *changes: Values) -> Inputs:
+        """Return a copy of the batch in which tensors have other values, by one after the other."""
         batch = self.batch()
         with torch.no_grad():
             for number, tensor in enumerate(changeable(batch)):
-                values = change(number, tensor.detach())
-                if values is not None:
-                    tensor.data = values
+                for change in changes:
+                    values = change(number, tensor.detach())
+                    if values is not None:
+                        tensor.data = values
         return batch
 
-    def is_changed(self, batch: Inputs) -> bool:
-        """Whether a batch holds other values than the unchanged one."""
-        return not all(map(torch.equal, self.tensors, changeable(batch)))
+    def is_changed(self, change: Values) -> bool:
+        """Whether a change gives the batch other values."""
+        pairs = ((change(n, tensor.detach()), tensor) for n, tensor in enumerate(self.tensors))
+        return any(after is not None and not torch.equal(after, t) for after, t in pairs)
 
     @property
     def base(self) -> Ran:
         """The unchanged batch in evaluation mode, which all probes share."""
         if self._base is None:
             start = time.perf_counter()
-            self._base = self.forward(self.batch(), with_loss=True)
+            self._base = self.forward(self._spare or self.batch(), with_loss=True)
             self.count["forwards"] -= 1
             self.base_forwards += 1
             self.base_seconds += time.perf_counter() - start
@@ -158,8 +163,20 @@ class Runs:
         difference = largest_difference(self.base.outputs, again.outputs)
         return not again.error and (difference is None or difference.effect <= _STEADY)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Put everything back once for all runs inside, which is a good part of a small one."""
+        with self.kept(()) as self._guard:
+            try:
+                yield
+            finally:
+                self._guard = None
+
     def forward(self, batch: Inputs, **options: Any) -> Ran:
-        """Run the model once, as `take` does, and put everything back."""
+        """Run the model once, as `take` does, and put everything back, or all that is `held`."""
+        if self._guard is not None:
+            self._guard.restore_numbers()
+            return self.take(batch, **options)
         with self.kept((batch.args, batch.kwargs)):
             return self.take(batch, **options)
 
@@ -227,6 +244,11 @@ class Runs:
             )
 
 
+def is_number(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers that may be far apart or near."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def changeable(batch: Inputs) -> list[Tensor]:
     """Return the tensors in the arguments of a model that can have other values, in order."""
     return [
@@ -287,14 +309,14 @@ def _rms(values: Tensor) -> float:
     return float(values[values.isfinite()].square().mean().sqrt())
 
 
-def least_difference(before: Tensor, afters: Iterable[tuple[Tensor, Tensor]]) -> Difference | None:
+def least_difference(ways: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Difference | None:
     """Return how far two tensors are apart, in that way to read their dimensions which is least.
 
-    Each way is the second tensor and the mask of where it should be equal. What another order of
-    the same additions explains is an effect of 0.
+    Each way is both tensors and the mask of where they should be equal. What another order of the
+    same additions explains is an effect of 0.
     """
     least: Difference | None = None
-    for after, mask in afters:
+    for before, after, mask in ways:
         way = difference_of(before, after, mask)
         if way is not None and way.effect <= _ROUNDING.get(before.dtype, 1e-5):
             return way._replace(effect=0.0)

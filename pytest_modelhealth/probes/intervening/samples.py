@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.leaks import (
@@ -21,11 +20,18 @@ from pytest_modelhealth.probes.intervening.leaks import (
     Place,
     along,
     effects,
-    in_order,
     parting,
     readings,
+    rows_of,
 )
-from pytest_modelhealth.probes.intervening.running import SEED, Runs, are_apart, changeable
+from pytest_modelhealth.probes.intervening.running import (
+    SEED,
+    Runs,
+    Values,
+    are_apart,
+    changeable,
+    is_number,
+)
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import Kind
 
@@ -53,6 +59,15 @@ class Samples(NamedTuple):
     def is_common(self, runs: Runs) -> bool:
         """Whether every tensor with dimensions has them."""
         return not any(a is None and t.ndim for t, a in zip(runs.tensors, self.axes, strict=True))
+
+    def select(self, index: Tensor) -> Values:
+        """Return the change to the samples of an index, in all tensors that have some at once."""
+
+        def values(number: int, tensor: Tensor) -> Tensor | None:
+            axis = self.axes[number]
+            return None if axis is None else tensor.index_select(axis, index.to(tensor.device))
+
+        return values
 
 
 def samples_in(runs: Runs) -> Samples:
@@ -82,16 +97,6 @@ def samples_in(runs: Runs) -> Samples:
     ):
         raise UntellableError("all samples of the batch are equal; give samples that differ")
     return samples
-
-
-def selected(runs: Runs, samples: Samples, index: Tensor) -> Inputs:
-    """Return the batch with the samples of an index, in all tensors that have samples at once."""
-
-    def change(number: int, tensor: Tensor) -> Tensor | None:
-        axis = samples.axes[number]
-        return None if axis is None else tensor.index_select(axis, index.to(tensor.device))
-
-    return runs.changed(change)
 
 
 def what_samples_see(runs: Runs) -> Effects:
@@ -129,8 +134,8 @@ def _what_rows_see(runs: Runs) -> Effects:
         partings = [parting(runs, worst.change, worst.difference, partial(_kind, count))]
     else:
         with suppress(UntellableError):  # that which samples see is told
-            partings = _misplaced(runs, _out_of_order(runs, samples))
-    alone = runs.forward(selected(runs, samples, torch.arange(1)))
+            partings = _misplaced(runs, _out_of_order(runs, rows_in_order(runs)))
+    alone = runs.forward(runs.changed(samples.select(torch.arange(1))))
     if alone.error:
         notes = (f"of one sample alone the model raises {alone.error}",)
     for whole, one in zip(runs.base.outputs, alone.outputs, strict=False):
@@ -148,33 +153,42 @@ def whose_order_matters(runs: Runs) -> Effects:
     What no reader of the model would doubt is told alone: of a recurrent layer, of a softmax, and
     of a table along the samples.
     """
-    if _groups_in(runs) is not None:
-        raise NotApplicableError("the rows of the batch are no samples: a vector groups them")
-    samples = samples_in(runs)
-    moved = _out_of_order(runs, samples)
-    if not moved:
+    if not _out_of_order(runs, rows_in_order(runs)):
         return Effects(_PERMUTED)
     seen = what_samples_see(runs)
     return seen._replace(partings=[one for one in seen.partings if _is_certain(runs, one)])
 
 
+def reordered(runs: Runs, samples: Samples, most: int | None = None) -> Change:
+    """Return the change of the samples to another order, of all or of so many."""
+    count = samples.number
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+    order = (order.roll(1) if torch.equal(order, torch.arange(count)) else order)[:most]
+    everywhere = torch.ones((), dtype=torch.bool)
+    return Change(
+        _PERMUTED,
+        samples.select(order),
+        lambda tensor: iter([everywhere.to(tensor.device)] * (count in tensor.shape)),
+        rows=partial(rows_of, order, count),
+    )
+
+
+def rows_in_order(runs: Runs) -> Samples:
+    """Return the samples, the order of which should not matter."""
+    if _groups_in(runs) is not None:
+        raise NotApplicableError("the rows of the batch are no samples: a vector groups them")
+    samples = samples_in(runs)
+    if any(t.shape[:2] == (samples.number, samples.number) for t in runs.tensors):
+        raise NotApplicableError(f"the batch holds pairs of its {samples.number} samples")
+    return samples
+
+
 def _out_of_order(runs: Runs, samples: Samples) -> list[Effect]:
     """Return the effects on outputs that do not follow their samples into another order."""
-    count = samples.number
-    if any(t.shape.count(count) > 1 and t.shape[:2] == (count, count) for t in runs.tensors):
-        raise NotApplicableError(f"the batch holds pairs of its {count} samples")
 
     def moved(samples: Samples) -> list[Effect]:
-        order = torch.randperm(samples.number, generator=torch.Generator().manual_seed(SEED))
-        order = order.roll(1) if torch.equal(order, torch.arange(len(order))) else order
-        everywhere, batch = torch.ones((), dtype=torch.bool), partial(selected, runs, samples)
-        change = Change(
-            _PERMUTED,
-            partial(batch, order),
-            lambda tensor: iter([everywhere.to(tensor.device)] * (len(order) in tensor.shape)),
-            back=partial(in_order, order),
-        )
-        seen = effects(runs, change, lacking=f"no output has a row for each of {len(order)}")
+        lacking = f"no output has a row for each of {samples.number}"
+        seen = effects(runs, reordered(runs, samples), lacking=lacking)
         return [one for one in seen if one.difference.effect > 0.0]
 
     effects_of_order = moved(samples)
@@ -246,15 +260,14 @@ def _overwritten(runs: Runs, samples: Samples) -> list[Change]:
     text, rows = "every second sample overwritten by its neighbour", torch.arange(samples.number)
     halves = rows - rows % 2, (rows | 1).clamp(max=samples.number - 1)
     return [
-        Change(text, partial(selected, runs, samples, index), partial(readings, index == rows))
-        for index in halves
+        Change(text, samples.select(index), partial(readings, index == rows)) for index in halves
     ]
 
 
 def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect]:
     """Return those of the effects on outputs that are of samples; a pair of samples is none."""
     text, count, why = seen[0].change.text, samples.number, ""
-    fewer = runs.forward(selected(runs, samples, torch.arange(count - 1)))
+    fewer = runs.forward(runs.changed(samples.select(torch.arange(count - 1))))
     shapes = [(a.shape, b.shape) for a, b in zip(runs.base.outputs, fewer.outputs, strict=False)]
     differs = [sum(a != b for a, b in zip(*pair, strict=False)) for pair in shapes]
     differs += [0] * (len(runs.base.outputs) - len(differs))
@@ -309,7 +322,7 @@ def _kind(samples: int, place: Place | None) -> str:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+    return not is_number(tensor) and tensor.dtype is not torch.bool
 
 
 def _groups_in(runs: Runs) -> Tensor | None:
@@ -343,7 +356,7 @@ def _what_groups_see(runs: Runs, numbers: Tensor) -> Effects:
         index = torch.where(numbers % 2 == parity, rows, first)
         return Change(
             "the rows of every second group overwritten by its first row",
-            partial(selected, runs, samples, index),
+            samples.select(index),
             lambda tensor: (
                 along(of % 2 == parity, tensor, 0)
                 for of in (numbers, groups)
@@ -421,9 +434,11 @@ def what_inputs_do(runs: Runs) -> Effects:
 def names_of(runs: Runs) -> list[str]:
     """Return what people call the tensors of the batch, in the order of `Runs.tensors`."""
     batch, names = runs.batch(), list[str]()
-    with runs.kept(()), suppress(TypeError, ValueError):  # a script keeps what is looked up in it
-        declared = inspect.signature(runs.model.forward).parameters.values()
-        names = [p.name for p in declared if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    forward = vars(runs.model).get("forward")  # looked up in a script, it would be kept there
+    with suppress(TypeError, ValueError):
+        declared = inspect.signature(forward or partial(type(runs.model).forward, None))
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [p.name for p in declared.parameters.values() if p.kind in kinds]
     names += map(str, range(len(names), len(batch.args)))
     known: dict[int, str] = {}
     for name, value in [*zip(names, batch.args, strict=False), *batch.kwargs.items()]:
