@@ -111,7 +111,7 @@ PROBES.add(
         "that runs backwards"
     ),
     kinds={
-        "choice": Kind(
+        "design": Kind(
             "it chooses among the steps of a whole sequence (topk, a capacity): a mixture of "
             "depths does so on purpose, and nothing that was seen tells",
             may_be_meant=True,
@@ -210,21 +210,11 @@ PROBES.add(
         "evaluation, or a layer that takes the batch for a sequence (batch_first)"
     ),
     kinds={
-        "choice": Kind(
-            "it chooses among the values of all samples (topk, a capacity): experts that choose "
-            "among all tokens do so on purpose, and nothing that was seen tells",
-            may_be_meant=True,
-            is_asked_for=True,
-        ),
-        "order": Kind(
-            "samples are put in another order before a layer takes them: negatives and replayed "
-            "steps do so on purpose, and nothing that was seen tells; else check the dim",
-            may_be_meant=True,
-            is_asked_for=True,
-        ),
-        "sequence": Kind(
-            "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples of "
-            "rows; attention between rows, and a batch that is one sequence, are meant so",
+        "design": Kind(
+            "it chooses among the values of all samples (topk), has them in another order, "
+            "normalises by them in evaluation mode too, or takes them for one sequence (then "
+            "unsqueeze(1)): check the dim; experts that choose among all tokens, negatives and "
+            "attention between rows do so on purpose",
             may_be_meant=True,
             is_asked_for=True,
         ),
@@ -234,11 +224,6 @@ PROBES.add(
             "batch_first",
             "samples are told apart by their place in the batch: in another order they get other "
             "outputs, by {effect} of their root mean square{began}",
-        ),
-        "statistics": Kind(
-            "it normalises by the batch in evaluation mode too (track_running_stats=False)",
-            may_be_meant=True,
-            is_asked_for=True,
         ),
         "lost dimension": Kind(
             "squeeze() without a dimension drops that of the samples when there is one: say which, "
@@ -357,15 +342,9 @@ PROBES.add(
         "factor": Kind("a sign or a constant factor"),
         "transpose": Kind("the transpose of what is given is right"),
         "order": Kind("backward returns the gradients of its arguments in another order"),
-        "mask": Kind("a mask: numbers that should get none get one, or the other way round"),
-        "surrogate": Kind(
-            "it is given where the forward is flat too, and is right elsewhere: straight through "
-            "by design, or the mask is left out of backward",
-            may_be_meant=True,
-        ),
         "approximation": Kind(
-            "a term is missing from backward, or a wrong tensor was saved for it; a gradient that "
-            "is an approximation on purpose looks the same, and nothing that was seen tells",
+            "a term is missing from backward, or a mask, or a wrong tensor was saved for it; an "
+            "approximation on purpose, as straight through, looks the same",
             may_be_meant=True,
         ),
     },

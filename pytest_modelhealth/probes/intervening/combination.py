@@ -19,7 +19,7 @@ from pytest_modelhealth.probes.intervening.future import asked_sequence, permute
 from pytest_modelhealth.probes.intervening.leaks import Change, effects
 from pytest_modelhealth.probes.intervening.padding import padding_in
 from pytest_modelhealth.probes.intervening.running import Runs, is_number
-from pytest_modelhealth.probes.intervening.samples import reordered, rows_in_order
+from pytest_modelhealth.probes.intervening.samples import samples_in_order
 
 
 def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableError]:
@@ -49,8 +49,9 @@ def _causality(runs: Runs) -> Change | None:
 
 
 def _order(runs: Runs) -> Change:
-    samples = rows_in_order(runs)  # half of them cost less, and sizes tell which rows are theirs
-    return reordered(runs, samples, max(2, samples.number // 2))
+    samples = samples_in_order(runs)
+    # half of them cost less, and sizes tell which rows are theirs
+    return samples.reordered(max(2, samples.number // 2))
 
 
 _CHANGES: dict[str, Callable[[Runs], Change | None]] = {

@@ -16,7 +16,7 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, parting, readings
 from pytest_modelhealth.probes.intervening.padding import is_mask, real_side
-from pytest_modelhealth.probes.intervening.running import SEED, Runs
+from pytest_modelhealth.probes.intervening.running import Runs, permutation
 from pytest_modelhealth.probes.intervening.samples import samples_in
 from pytest_modelhealth.report import Parting
 
@@ -127,10 +127,7 @@ def _steps(
         steps = steps.movedim(sequence.axis, 0)
         width = 2 if steps.ndim > 1 else 1
         flat = steps.reshape(-1, *steps.shape[width:])
-        order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(SEED))
-        if torch.equal(order, torch.arange(len(flat))):
-            order = order.roll(1)
-        steps.copy_(flat[order.to(flat.device)].reshape(steps.shape))
+        steps.copy_(flat[permutation(len(flat)).to(flat.device)].reshape(steps.shape))
     return values
 
 

@@ -155,8 +155,10 @@ def rows_of(
 
     def select(tensor: Tensor, axes: Sequence[int] = (), fold: Sequence[int] = ()) -> Tensor:
         if not fold:
-            return functools.reduce(lambda t, axis: t.index_select(axis, index), axes, tensor)
-        rows = tensor.unflatten(axes[0], fold)
+            for axis in axes:
+                tensor = tensor.index_select(axis, index)
+            return tensor
+        rows: Tensor = tensor.unflatten(axes[0], fold)
         return rows.index_select(axes[0] + fold.index(count), index).flatten(axes[0], axes[0] + 1)
 
     sizes = list(zip(before.shape, after.shape, strict=False))
@@ -185,9 +187,13 @@ class Place(NamedTuple):
         return self.observation.layers[self.parting.layer]
 
 
+DESIGN = "design"
+"""The kind of what some designs do on purpose, as where values are chosen among others."""
+
+
 def by_choice(place: Place | None) -> str:
-    """Return whether values are chosen where runs part, which some designs do, as a kind."""
-    return "choice" if place is not None and place.chosen else "values"
+    """Return whether values are chosen where runs part, as a kind."""
+    return DESIGN if place is not None and place.chosen else "values"
 
 
 def parting(

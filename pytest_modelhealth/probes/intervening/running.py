@@ -249,6 +249,12 @@ def is_number(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def permutation(count: int) -> Tensor:
+    """Return another order of so many, always the same."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+    return order.roll(1) if torch.equal(order, torch.arange(count)) else order
+
+
 def changeable(batch: Inputs) -> list[Tensor]:
     """Return the tensors in the arguments of a model that can have other values, in order."""
     return [
