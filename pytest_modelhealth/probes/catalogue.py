@@ -178,10 +178,6 @@ PROBES.add(
     },
 )
 
-_SEE_EACH_OTHER = (
-    "samples see each other: other samples change an output by {effect} of its root mean "
-    "square{began}"
-)
 PROBES.add(
     "sample_independence",
     rank=33,
@@ -193,7 +189,10 @@ PROBES.add(
         "a sample's output when other samples of its batch change",
         "; where routing changes the shapes of products, more",
     ),
-    said=_SEE_EACH_OTHER,
+    said=(
+        "samples see each other: other samples change an output by {effect} of its root mean "
+        "square{began}"
+    ),
     causes={
         f"{_RECURRENCE} attention transformer": "it takes the first dimension of what it is given "
         "for time: batch_first=True, or transpose",
@@ -230,11 +229,6 @@ PROBES.add(
             "squeeze(-1)",
             "of one sample alone it {detail}",
             is_limited=False,
-        ),
-        "groups": Kind(
-            "it reduces over, or normalises by, the rows of all groups: hand on the vector that "
-            "numbers them, and reduce by that (scatter, index_add)",
-            _SEE_EACH_OTHER.replace("samples", "groups"),
         ),
     },
 )

@@ -7,7 +7,7 @@ from torch import nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks import default_settings
-from pytest_modelhealth.probes.intervening.alike import is_called_for
+from pytest_modelhealth.probes.intervening.alike import are_alike
 from pytest_modelhealth.report import Outcome
 from tests.capture.oracle import fingerprint
 
@@ -116,7 +116,7 @@ def test_samples_that_are_equal_in_the_batch_are_not_judged():
     batch = torch.randn(1, 16).expand(64, 16)
     made = inspect(Through(lambda x: x + 1e-5 * torch.randn_like(x)), batch)
     assert made.observation.sample_deviation < 5e-4
-    assert not is_called_for(made.observation, default_settings())
+    assert not are_alike(made.observation, default_settings())
 
 
 @pytest.mark.parametrize("outputs", [1, 4])
@@ -128,10 +128,10 @@ def test_targets_far_from_zero_are_no_collapse(outputs):
         model.head.bias.copy_(offset)
     batch, target = torch.randn(64, 16), torch.randn(64, outputs) + offset
     made = inspect(model, batch, target, loss=F.mse_loss)
-    assert not is_called_for(made.observation, default_settings())
+    assert not are_alike(made.observation, default_settings())
     if outputs > 1:  # the same outputs for other targets are alike
         other = inspect(model, batch, target - offset, loss=F.mse_loss)
-        assert is_called_for(other.observation, default_settings())
+        assert are_alike(other.observation, default_settings())
 
 
 def test_model_is_named_where_positions_hide_the_place():

@@ -226,7 +226,7 @@ OF_GROUPS = {
         lambda between=between, pools=pools: graphs(between, pools),  # type: ignore[misc]
         (NODES, ring(GROUPS), GROUPS),
         layer,
-        "groups see each other" if grade == "fails" else "",
+        "samples see each other" if grade == "fails" else "",
         note="5 groups",
     )
     for name, (grade, layer, between) in BETWEEN.items()

@@ -48,7 +48,7 @@ _HEALED = 3.0
 
 def is_called_for(observation: Observation, settings: Settings) -> bool:
     """Whether samples are alike in a model that is not trained: then they may be on purpose."""
-    return _are_alike(observation, settings) and not seems_trained(observation)
+    return are_alike(observation, settings) and not seems_trained(observation)
 
 
 def judge(
@@ -76,7 +76,7 @@ def judge(
     )
 
 
-def _are_alike(observation: Observation, settings: Settings) -> bool:
+def are_alike(observation: Observation, settings: Settings) -> bool:
     """Whether the samples of the outputs differ by next to nothing.
 
     Batches whose samples are equal, and outputs whose samples all are, are another matter. So are
@@ -123,7 +123,7 @@ def _where(observation: Observation) -> tuple[LayerRecord | None, LayerRecord | 
 
 def what_training_parts(runs: Runs) -> Effects:
     """Train a model whose samples are alike for three steps of Adam, and put it back."""
-    if not _are_alike(runs.observation, runs.settings):
+    if not are_alike(runs.observation, runs.settings):
         raise NotApplicableError("the samples of its outputs are not alike")
     samples = runs.observation.samples // max(runs.observation.batches, 1)
     with closing(_trained(runs, differentiates_last=False)) as outputs:

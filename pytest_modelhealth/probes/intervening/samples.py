@@ -48,13 +48,22 @@ class Samples(NamedTuple):
 
     number: int
     axes: tuple[int | None, ...]  # in each of `Runs.tensors`; ``None``: no row for each
+    numbers: Tensor  # that of each row; several may be one sample, as the nodes of a graph
 
     @classmethod
-    def along(cls, runs: Runs, axis: int) -> Samples:
+    def along(cls, runs: Runs, axis: int, numbers: Tensor | None = None) -> Samples:
         """Return those along a dimension, as many as the first tensor that has it tells."""
-        count = next((t.shape[axis] for t in runs.tensors if t.ndim > axis), 0)
+        if numbers is None:
+            sizes = (t.shape[axis] for t in runs.tensors if t.ndim > axis)
+            numbers = torch.arange(next(sizes, 0))
+        count = len(numbers)
         has = (t.ndim > axis and t.shape[axis] == count for t in runs.tensors)
-        return cls(count, tuple(axis if one else None for one in has))
+        return cls(count, tuple(axis if one else None for one in has), numbers)
+
+    @property
+    def are_groups(self) -> bool:
+        """Whether several rows are one sample."""
+        return self.number > 0 and int(self.numbers[-1]) + 1 < self.number
 
     def is_common(self, runs: Runs) -> bool:
         """Whether every tensor with dimensions has them."""
@@ -84,11 +93,24 @@ class Samples(NamedTuple):
     def overwritten(self) -> list[Change]:
         """Return two changes: every second sample by its neighbour, then the others.
 
-        Lengths in descending order stay so: it is always a valid batch.
+        Lengths in descending order stay so: it is always a valid batch. Several rows of one sample
+        are overwritten by their first, so that the vector of their numbers stays.
         """
-        text, rows = "every second sample overwritten by its neighbour", torch.arange(self.number)
-        halves = rows - rows % 2, (rows | 1).clamp(max=self.number - 1)
-        return [Change(text, self.select(i), partial(readings, i == rows)) for i in halves]
+        rows, every = torch.arange(self.number), torch.arange(int(self.numbers[-1]) + 1)
+        sources = self.numbers if self.are_groups else (rows ^ 1).clamp(max=self.number - 1)
+        first = torch.searchsorted(self.numbers, sources)
+        changes = []
+        for parity in (1, 0):
+            index = torch.where(self.numbers % 2 == parity, first, rows)
+            same = partial(readings, index == rows)
+            if self.are_groups:
+                same = partial(_in_front, [self.numbers % 2 != parity, every % 2 != parity])
+            changes.append(Change("every second sample overwritten", self.select(index), same))
+        return changes
+
+
+def _in_front(kept: list[Tensor], tensor: Tensor) -> Iterator[Tensor]:
+    return (along(which, tensor, 0) for which in kept if which.shape == tensor.shape[:1])
 
 
 def samples_in(runs: Runs) -> Samples:
@@ -98,11 +120,11 @@ def samples_in(runs: Runs) -> Samples:
         raise UntellableError(
             "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
         )
-    samples = Samples.along(runs, asked or 0)
+    samples = Samples.along(runs, asked or 0, _groups_in(runs) if asked is None else None)
     shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
     if not samples.number:
         raise UntellableError(f"dimension {asked or 0} of the batch ({shapes}) holds no sample")
-    if asked is None and not samples.is_common(runs):
+    if asked is None and not samples.is_common(runs) and not samples.are_groups:
         raise UntellableError(
             f"the tensors of the batch have no first dimension in common ({shapes}), so that it is "
             "not known which is that of samples; say it by batch_dim="
@@ -114,13 +136,46 @@ def samples_in(runs: Runs) -> Samples:
     return samples
 
 
+def _groups_in(runs: Runs) -> Tensor | None:
+    """Return the vector of the batch that numbers the group of each row, where there is one.
+
+    It is of whole numbers, ascending from 0 without a gap, and some come more than once.
+    """
+    for tensor in runs.tensors:
+        if tensor.ndim != 1 or len(tensor) < _FEWEST or not _is_whole(tensor):
+            continue
+        ascends = int(tensor[0]) == 0 and set(tensor.diff().tolist()) == {0, 1}
+        rows = [t for t in runs.tensors if t.ndim and len(t) == len(tensor) and t is not tensor]
+        edges = (t.ndim > 1 and t.shape[1] == len(tensor) and _is_whole(t) for t in runs.tensors)
+        if ascends and rows and not any(edges):  # else what edges carry looks like rows
+            return tensor.detach().cpu()
+    return None
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not is_number(tensor) and tensor.dtype is not torch.bool
+
+
+def _check_for_edges(runs: Runs) -> None:
+    """Raise `NotApplicableError` where the rows of a batch are nodes of one graph.
+
+    Whole numbers in pairs, shape (2, edges) or (edges, 2), are rows of what has floating numbers.
+    """
+    tensors = [t for t in runs.tensors if t.numel() and runs.conventions.batch_dim is None]
+    tables = [len(t) for t in tensors if t.is_floating_point() and t.ndim and len(t) > 2]
+    for pairs in (t for t in tensors if t.ndim == 2 and 2 in t.shape and _is_whole(t)):
+        if pairs.min() >= 0 and any(rows // 2 <= pairs.max() < rows for rows in tables):
+            raise NotApplicableError(
+                f"the batch pairs its rows, as edges do, by a tensor of the shape "
+                f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
+            )
+
+
 def samples_in_order(runs: Runs) -> Samples:
     """Return the samples, whose order should not matter."""
-    if _groups_in(runs) is not None:
-        raise NotApplicableError("the rows of the batch are no samples: a vector groups them")
     samples = samples_in(runs)
-    if any(t.shape[:2] == (samples.number, samples.number) for t in runs.tensors):
-        raise NotApplicableError(f"the batch holds pairs of its {samples.number} samples")
+    if samples.are_groups or any(t.shape[:2] == (samples.number,) * 2 for t in runs.tensors):
+        raise NotApplicableError(f"the batch holds groups or pairs of its {samples.number} rows")
     return samples
 
 
@@ -139,33 +194,30 @@ def whose_order_matters(runs: Runs) -> Effects:
 def what_samples_see(runs: Runs) -> Effects:
     """Overwrite every second sample, then the others, permute all, then run one sample alone.
 
-    Where rows are no samples, or see each other, and a vector in the batch puts them into groups,
-    as nodes into graphs, the groups are the samples.
+    Where a vector in the batch puts rows into groups, as nodes into graphs, they are the samples.
     """
-    groups = _groups_in(runs)
     try:
-        of_rows = _what_rows_see(runs)
+        samples = samples_in(runs)
     except UntellableError:
-        if groups is None:
-            _check_for_edges(runs)
-            raise
-        return _what_groups_see(runs, groups)
-    if groups is None or not of_rows.partings:
-        return of_rows
-    of_groups = _what_groups_see(runs, groups)
-    return of_rows if of_groups.partings else of_groups
-
-
-def _what_rows_see(runs: Runs) -> Effects:
-    samples = samples_in(runs)
+        _check_for_edges(runs)
+        raise
     count, partings, notes = samples.number, list[Parting](), tuple[str, ...]()
     lacking = (
         f"no output has a row for each of the {count} samples: return what is computed for each, "
         "not only a loss; if they are along another dimension, say batch_dim="
     )
-    seen = effects(runs, *samples.overwritten(), lacking=lacking)
-    moved = [one for one in seen if one.difference.effect > 0.0]
-    if moved and (moved := _of_samples(runs, samples, moved)):
+    try:
+        seen = effects(runs, *samples.overwritten(), lacking=lacking)
+        moved = [one for one in seen if one.difference.effect > 0.0]
+        moved = moved if samples.are_groups or not moved else _of_samples(runs, samples, moved)
+    except UntellableError:
+        _check_for_edges(runs)
+        raise
+    if samples.are_groups:
+        note = f"the samples are the {int(samples.numbers[-1]) + 1} groups of the batch's rows"
+        partings = [_parting(runs, moved, lambda _: "values")] if moved else []
+        return Effects(seen[0].change.text, partings, (note,))
+    if moved:
         partings = [_parting(runs, moved, partial(_kind, count))]
     else:
         with suppress(UntellableError):  # that which samples see is told
@@ -291,70 +343,6 @@ def _kind(samples: int, place: Place | None) -> str:
     shape = () if record.inputs is None or not is_sequential else record.inputs.shape
     is_one = len(shape) == 2 or (len(shape) == 3 and 1 in shape[:2])  # one sequence
     return DESIGN if is_meant or is_one else "values"
-
-
-# ---- groups of rows, as the nodes of several graphs ----------------------------------------------
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return not is_number(tensor) and tensor.dtype is not torch.bool
-
-
-def _groups_in(runs: Runs) -> Tensor | None:
-    """Return the vector of the batch that numbers the group of each row, where there is one.
-
-    It is of whole numbers, ascending from 0 without a gap, and some come more than once.
-    """
-    tensors = [] if runs.has_others or runs.conventions.batch_dim is not None else runs.tensors
-    for tensor in tensors:
-        if tensor.ndim != 1 or len(tensor) < _FEWEST or not _is_whole(tensor):
-            continue
-        ascends = int(tensor[0]) == 0 and set(tensor.diff().tolist()) == {0, 1}
-        rows = [t for t in tensors if t.ndim and len(t) == len(tensor) and t is not tensor]
-        edges = [t for t in tensors if t.ndim > 1 and t.shape[1] == len(tensor) and _is_whole(t)]
-        if ascends and rows and not edges:  # what as many edges carry could not be told from rows
-            return tensor.detach().cpu()
-    return None
-
-
-def _what_groups_see(runs: Runs, numbers: Tensor) -> Effects:
-    """Overwrite the rows of every second group by its first row, then those of the others.
-
-    The numbers of the groups stay the same, and so does what is no row of them, such as edges.
-    """
-    rows, groups = torch.arange(len(numbers)), torch.arange(int(numbers[-1]) + 1)
-    has = (t.shape[:1] == rows.shape for t in runs.tensors)
-    samples = Samples(len(rows), tuple(0 if one else None for one in has))
-    text = "the rows of every second group overwritten by its first row"
-
-    def same(parity: int, tensor: Tensor) -> Iterator[Tensor]:
-        of = (one for one in (numbers, groups) if tensor.shape[:1] == one.shape)
-        return (along(one % 2 == parity, tensor, 0) for one in of)
-
-    first = torch.searchsorted(numbers, numbers)
-    indices = (torch.where(numbers % 2 == parity, rows, first) for parity in (0, 1))
-    changes = [Change(text, samples.select(i), partial(same, n)) for n, i in enumerate(indices)]
-    lacking = f"no output has a row for each of the {len(rows)} rows or {len(groups)} groups"
-    seen = effects(runs, *changes, lacking=lacking)
-    moved = [one for one in seen if one.difference.effect > 0.0]
-    note = f"the samples are the {len(groups)} groups that a vector in the batch puts its rows into"
-    partings = [_parting(runs, moved, lambda _: "groups")] if moved else []
-    return Effects(text, partings, (note,))
-
-
-def _check_for_edges(runs: Runs) -> None:
-    """Raise `NotApplicableError` where the rows of a batch are nodes of one graph.
-
-    Whole numbers in pairs, shape (2, edges) or (edges, 2), are rows of what has floating numbers.
-    """
-    tensors = [t for t in runs.tensors if t.numel() and runs.conventions.batch_dim is None]
-    tables = [len(t) for t in tensors if t.is_floating_point() and t.ndim and len(t) > 2]
-    for pairs in (t for t in tensors if t.ndim == 2 and 2 in t.shape and _is_whole(t)):
-        if pairs.min() >= 0 and any(rows // 2 <= pairs.max() < rows for rows in tables):
-            raise NotApplicableError(
-                f"the batch pairs its rows, as edges do, by a tensor of the shape "
-                f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
-            )
 
 
 # ---- one input after the other -------------------------------------------------------------------
