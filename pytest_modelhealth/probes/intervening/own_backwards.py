@@ -41,6 +41,8 @@ _NOTICED = 5e-3
 _SIDEWAYS = 0.3
 """Errors are relative to this part of a gradient's norm at least, along any direction."""
 _PLACES = 16
+_FEW_VALUES = 16
+"""As many as four bits tell apart; what is scaled besides has a slope of its scale alone."""
 _MOST_KINDS = 4
 """Calls of one function that are judged: of other dtypes, dimensions or options."""
 
@@ -245,6 +247,9 @@ def _wrong_gradients(call: Call) -> list[Parting]:
     own = [point.args[place].reshape(-1) for place in call.wanted]
     if wrong and all(any(torch.equal(v.reshape(-1), a) for a in own) for v in point.values):
         raise NotApplicableError("its forward is the identity")
+    few = max(len(value.unique()) for value in point.values)
+    if wrong and few <= _FEW_VALUES and all(v.numel() > 4 * few for v in (*own, *point.values)):
+        raise NotApplicableError("its forward rounds to a few values, scaled or not")
     return wrong
 
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -78,17 +78,16 @@ class Runs:
     @cached_property
     def why_not(self) -> str:
         """Why the model cannot be run again by itself; ``""`` if it can."""
+        if self.engine.compiled:
+            return 'compiled code is not probed: leave out compiled="observe"'
         try:
             if self._beside.is_lazy:
                 return (
                     "the model is lazy, and has no parameters yet: run one batch through it first"
                 )
+            self._spare = self.batch()
         except InspectionError as error:
             return str(error)
-        if self.engine.compiled:
-            return 'compiled code is not probed: leave out compiled="observe"'
-        try:
-            self._spare = self.batch()
         except Exception as error:  # noqa: BLE001 - an object of the user's
             return f"the batch cannot be copied, and so not be changed: {in_one_line(error)}"
         return ""
@@ -218,21 +217,16 @@ class Runs:
         """Take down the gradient of the loss at each output, where there is one."""
         outputs = find_tensors(output)
         ran.read = [None] * len(outputs)
-        try:
+        with suppress(Exception):  # the inspection has run this loss; in evaluation it may not
             loss = self.loss_of(output, self.request.target)
-            is_projection = self.request.loss is None and not any(loss is t for t in outputs)
-            if loss is not None and not is_projection:
+            if loss is None:
+                return
+            if self.request.loss is not None or any(loss is t for t in outputs):
                 ran.loss = float(loss.detach())
             wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
-            if loss is None or not loss.requires_grad or not wanted:
-                return
-            gradients: Any = torch.autograd.grad(
-                loss, [outputs[n] for n in wanted], allow_unused=True
-            )
-        except Exception:  # noqa: BLE001 - the inspection has run this loss; in evaluation it cannot
-            return
-        for number, gradient in zip(wanted, gradients, strict=True):
-            ran.read[number] = None if gradient is None else gradient.detach()
+            gradients = torch.autograd.grad(loss, [outputs[n] for n in wanted], allow_unused=True)
+            for number, gradient in zip(wanted, gradients, strict=True):
+                ran.read[number] = gradient
 
     @contextmanager
     def watched(self, batch: Inputs) -> Iterator[Request]:
@@ -292,18 +286,16 @@ def difference_of(before: Tensor, after: Tensor, same: Tensor | None = None) -> 
     equal = a == b if same is None else (a == b) | ~same
     if bool(equal.all()):  # as a rule, and far cheaper to see
         return Difference(0.0, (), 0.0, 0.0)
+    same = torch.ones((), dtype=torch.bool, device=a.device) if same is None else same
     if a.is_complex():
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
-        same = None if same is None else same.unsqueeze(-1)
+        a, b, same = torch.view_as_real(a), torch.view_as_real(b), same.unsqueeze(-1)
     with torch.no_grad():
         a, b = a.double(), b.double()
         scale = _rms(a) or _rms(b)
         if not math.isfinite(scale):
             return None
         distance = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-        distance = distance.masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)
-        if same is not None:
-            distance = distance.masked_fill(~same, 0.0)
+        distance = distance.masked_fill((a == b) | (a.isnan() & b.isnan()) | ~same, 0.0)
         index = int(distance.argmax())
         most, *values = (float(one.reshape(-1)[index]) for one in (distance, a, b))
         place = tuple(int(n) for n in np.unravel_index(index, a.shape))
