@@ -152,12 +152,6 @@ PROBES.add(
         "places; the last place read in place of the last real one"
     ),
     kinds={
-        "loss": Kind(
-            "the loss counts padded places: mask them, or set their targets to ignore_index",
-            "what stands in padding changes the loss by {effect} of its value, and no real output",
-            may_be_meant=True,
-            is_asked_for=True,
-        ),
         "merged": Kind(
             "it makes one step of several, and the one at the border holds padding, by design or "
             "for want of a length that divides",

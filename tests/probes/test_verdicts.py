@@ -403,7 +403,6 @@ OF_PADDING = {
     "the step before the first is asked for it": Case(
         "healthy", Tagger, LEFT, target=LEFT["ids"].masked_fill(LEFT["mask"] == 0, -100), loss=ahead
     ),
-    "all of padding is asked for": Case("warns", Tagger, LEFT, target=LEFT["ids"], loss=ahead),
     "kept outside of modules": Case(
         "untold",
         Elsewhere,

@@ -81,12 +81,12 @@ def what_early_steps_see(runs: Runs) -> Effects:
     sizes = {size for parameter in runs.model.parameters() for size in parameter.shape}
     sizes.update(runs.tensors[sequence.tensors[0]].shape[: sequence.axis])
     most = max(0, min(_MOST_CUT, sequence.length - _SHORTEST))
-    clear = [sequence.shorter(n) for n in range(most + 1) if sequence.length - n not in sizes]
-    for one in clear[:1]:
-        if one.cut and not runs.forward(runs.changed(partial(_steps, one))).error:
-            place = parting(runs, permuted(runs, one), worst)
-            if place.line or place.layer:
-                return Effects(change.text, [replace(place, before=None, after=None)])
+    cut = next((n for n in range(most + 1) if sequence.length - n not in sizes), 0)
+    shorter = sequence.shorter(cut)
+    if cut and not runs.forward(runs.changed(partial(_steps, shorter))).error:
+        place = parting(runs, permuted(runs, shorter), worst)
+        if place.line or place.layer:
+            return Effects(change.text, [replace(place, before=None, after=None)])
     return Effects(change.text, [parting(runs, change, worst)])
 
 

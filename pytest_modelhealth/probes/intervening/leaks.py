@@ -21,7 +21,6 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import UntellableError
 from pytest_modelhealth.probes.intervening.running import (
     Difference,
-    Ran,
     Runs,
     Values,
     is_number,
@@ -72,19 +71,12 @@ class Effect(NamedTuple):
     difference: Difference
     output: int
     change: Change
-    ran: Ran
 
 
-def effects(
-    runs: Runs,
-    *changes: Change,
-    lacking: str,
-    must_move: bool = True,
-    with_loss: bool = False,
-) -> list[Effect]:
+def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) -> list[Effect]:
     """Run changes, and return what each does to every output with places for it to leave alone.
 
-    Where no output has such places, `lacking` is why nothing can be told; ``""`` lets that be.
+    Where no output has such places, `lacking` is why nothing can be told.
     """
     effects, is_moved, has_places, text = list[Effect](), False, False, changes[0].text
     base = runs.base
@@ -92,8 +84,7 @@ def effects(
     reads = base.read if is_read else [None] * len(base.outputs)
     for change in changes:
         with change.within():
-            batch = runs.changed(change.values)
-            ran = runs.forward(batch, seed=change.seed, with_loss=with_loss)
+            ran = runs.forward(runs.changed(change.values))
         if ran.error:
             raise UntellableError(f"with {text} the model raises {ran.error}", text)
         outputs = zip(base.outputs, ran.outputs, reads, strict=False)
@@ -103,9 +94,9 @@ def effects(
             has_places = has_places or any(True for _ in change.same(before))
             difference = change.difference(before, after, None if read is None else read != 0)
             if difference is not None:
-                effects.append(Effect(difference, n, change, ran))
+                effects.append(Effect(difference, n, change))
                 is_moved = is_moved or not torch.equal(before, after)
-    if lacking and not has_places:
+    if not has_places:
         raise UntellableError(lacking, text)
     if must_move and not is_moved:
         raise UntellableError(
@@ -113,7 +104,7 @@ def effects(
             "or train for a step first",
             text,
         )
-    return effects or [Effect(Difference(0.0, (), 0.0, 0.0), -1, change, ran)]
+    return effects or [Effect(Difference(0.0, (), 0.0, 0.0), -1, change)]
 
 
 def along(which: Tensor, tensor: Tensor, *axes: int) -> Tensor:

@@ -20,14 +20,12 @@ from pytest_modelhealth.probes.intervening.leaks import (
     effects,
     parting,
 )
-from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs, is_number
+from pytest_modelhealth.probes.intervening.running import SEED, Runs, is_number
 from pytest_modelhealth.probes.intervening.samples import names_of
-from pytest_modelhealth.report import Parting
 
 _KEPT = ("label", "target")
 _LENGTHS = "len"
 _MASKS = ("mask", "pad")
-_LEAST = 1e-5
 _MERGED = range(2, 5)
 """Models make one step of so many, as a rule."""
 _SEGMENTS = 2
@@ -45,28 +43,27 @@ def what_padding_does(runs: Runs) -> Effects:
     change = padding.refilled()
     if not runs.is_changed(change.values):
         raise UntellableError("padding holds what real places hold; give a batch that differs")
-    text, rows = change.text, padding.other_rows()
+    rows, lacking = padding.other_rows(), "no output has a row for each sample"
     by_rows = change._replace(
         values=partial(padding.fill, with_ids=False), within=lambda: rows or nullcontext()
     )
-    lacking = "no output has a row for each sample" if runs.base.loss is None else ""
-    seen = effects(runs, by_rows, lacking=lacking, must_move=False, with_loss=True)
+    seen = effects(runs, by_rows, lacking=lacking, must_move=False)
     if rows is None or rows.count:
         change = by_rows
     else:  # nothing looks the ids up: they are changed themselves
-        seen = effects(runs, change, lacking=lacking, must_move=False, with_loss=True)
-    if runs.base.loss is None:  # what stands beside the steps, as a last state, may not be used
+        seen = effects(runs, change, lacking=lacking, must_move=False)
+    if not any(gradient is not None for gradient in runs.base.read):  # a last state may be unused
         shapes = [runs.base.outputs[one.output].shape for one in seen]
         has = [(steps in s[1:], len(s) > 2) for s in shapes]
         seen = [one for one, has_steps in zip(seen, has, strict=True) if has_steps == max(has)]
     worst = max(one.difference for one in seen)
     if not worst.effect > 0.0:
-        return Effects(text, _of_loss(runs, padding.real, seen[0].ran))
+        return Effects(change.text)
     if not padding.is_sure:
         raise UntellableError(
             f"{padding.why} may show padding or something else, and values there have an effect; "
             "if it is padding, say padding=",
-            text,
+            change.text,
         )
 
     def kind(place: Place | None) -> str:
@@ -77,24 +74,7 @@ def what_padding_does(runs: Runs) -> Effects:
         merged = {n for of in _MERGED for n in (steps // of, -(-steps // of))}
         return "merged" if len(shape) > 1 and merged & set(shape) else "values"
 
-    return Effects(text, [parting(runs, change, worst, kind)])
-
-
-def _of_loss(runs: Runs, real: Tensor, after: Ran) -> list[Parting]:
-    """Return that the loss counts padded places; the one before a real step may be asked for it."""
-    base = runs.base
-    if not base.loss or after.loss is None:
-        return []
-    effect = abs(after.loss - base.loss) / abs(base.loss)
-    padded = ~(real | F.pad(real[:, 1:], (0, 1)))
-    counts = [
-        bool((g != 0).reshape(*real.shape, -1).any(-1)[padded.to(g.device)].any())
-        for g in base.read
-        if g is not None and g.shape[:2] == real.shape
-    ]
-    if effect <= _LEAST or (counts and not any(counts)):
-        return []
-    return [Parting("loss", effect, role="loss", before=base.loss, after=after.loss)]
+    return Effects(change.text, [parting(runs, change, worst, kind)])
 
 
 # ---- where it is ---------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ class Ran:
     error: str = ""  # what it raised instead, as text
     wrote: tuple[int, ...] = ()  # which tensors of its batch it wrote to, as in `changeable`
     read: list[Tensor | None] = field(default_factory=list)  # the gradient of the loss at each
-    loss: float | None = None  # that the user or the model gives
 
 
 @dataclass(eq=False)
@@ -219,10 +218,8 @@ class Runs:
         ran.read = [None] * len(outputs)
         with suppress(Exception):  # the inspection has run this loss; in evaluation it may not
             loss = self.loss_of(output, self.request.target)
-            if loss is None:
-                return
-            if self.request.loss is not None or any(loss is t for t in outputs):
-                ran.loss = float(loss.detach())
+            if loss is None or (self.request.loss is None and not any(loss is t for t in outputs)):
+                return  # a projection of all that there is
             wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
             gradients = torch.autograd.grad(loss, [outputs[n] for n in wanted], allow_unused=True)
             for number, gradient in zip(wanted, gradients, strict=True):
