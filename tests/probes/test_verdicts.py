@@ -110,25 +110,25 @@ LAYOUTS: dict[str, tuple[Any, Any, Callable[[Tensor], Any]]] = {
 
 
 NO_ROWS = Case(
-    "untold",
+    "absent",
     lambda: nn.Sequential(Rows(), nn.Flatten(0), nn.Linear(30, 5)),
     X,
     word="no output has a row",
 )
-TIME_IN_FRONT = Case("untold", lambda: nn.GRU(12, 16), SERIES, word="batch_dim=1")
-ONE_SAMPLE = Case("untold", Rows, X[:1], word="one sample")
+TIME_IN_FRONT = Case("absent", lambda: nn.GRU(12, 16), SERIES, word="batch_dim=1")
+ONE_SAMPLE = Case("absent", Rows, X[:1], word="one sample")
 OF_SAMPLES = {
     "one sample": ONE_SAMPLE,
-    "equal samples": Case("untold", Rows, torch.ones(8, 12), word="are equal"),
+    "equal samples": Case("absent", Rows, torch.ones(8, 12), word="are equal"),
     "no dimension in common": Case(
-        "untold",
+        "absent",
         lambda: Net(lambda m, x, other: m.body(x) + other.mean(), body=Rows()),
         (X[:8], X[:3]),
         word="no first dimension in common",
     ),
     "no rows": NO_ROWS,
     "bound to its batch": Case(
-        "untold",
+        "absent",
         lambda: Net(lambda m, x: m.body(m.near @ x), body=Rows(), near=seeded(10, 10)),
         X,
         word="bound to the size of this batch",
@@ -150,7 +150,7 @@ OF_SAMPLES = {
         layer="fc",
     ),
     "sparse": Case(
-        "untold",
+        "absent",
         lambda: Net(lambda m, x: m.body(x.to_dense()), body=Rows()),
         X.relu().to_sparse(),
         word="sparse",
@@ -490,11 +490,11 @@ def test_a_probe_says_what_it_saw_and_where(name: str) -> None:
 
 @pytest.mark.parametrize("case", [NO_ROWS, TIME_IN_FRONT, ONE_SAMPLE])
 def test_who_asks_for_all_gets_a_note(case: Case) -> None:
-    """What cannot be told touches the verdict only where it was asked for by name."""
+    """What does not apply touches the verdict only where it was asked for by name."""
     report = probed(case.model(), case.inputs)
-    assert report.probes["sample_independence"].outcome is Outcome.NOT_TOLD
+    assert report.probes["sample_independence"].outcome is Outcome.NOT_APPLICABLE
     assert report.verdict == "healthy"
-    assert "note: sample_independence cannot tell" in str(report)
+    assert "note: sample_independence does not apply" in str(report)
 
 
 def test_the_effect_is_measured_as_by_hand() -> None:

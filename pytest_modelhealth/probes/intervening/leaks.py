@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.conventions import UntellableError
+from pytest_modelhealth.probes.conventions import NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import (
     Difference,
     Runs,
@@ -97,7 +97,7 @@ def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) 
                 effects.append(Effect(difference, n, change))
                 is_moved = is_moved or not torch.equal(before, after)
     if not has_places:
-        raise UntellableError(lacking, text)
+        raise NotApplicableError(lacking, text)
     if must_move and not is_moved:
         raise UntellableError(
             f"with {text} no finite number of an output changes: give a batch that differs there, "

@@ -60,7 +60,7 @@ def what_padding_does(runs: Runs) -> Effects:
     if not worst.effect > 0.0:
         return Effects(change.text)
     if not padding.is_sure:
-        raise UntellableError(
+        raise NotApplicableError(
             f"{padding.why} may show padding or something else, and values there have an effect; "
             "if it is padding, say padding=",
             change.text,

@@ -117,22 +117,22 @@ def samples_in(runs: Runs) -> Samples:
     """Return where the samples lie: in the first dimension that all tensors have in common."""
     asked, tensors = runs.conventions.batch_dim, [t for t in runs.tensors if t.ndim]
     if runs.has_others:
-        raise UntellableError(
+        raise NotApplicableError(
             "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
         )
     samples = Samples.along(runs, asked or 0, _groups_in(runs) if asked is None else None)
     shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
     if not samples.number:
-        raise UntellableError(f"dimension {asked or 0} of the batch ({shapes}) holds no sample")
+        raise NotApplicableError(f"dimension {asked or 0} of the batch ({shapes}) holds no sample")
     if asked is None and not samples.is_common(runs) and not samples.are_groups:
-        raise UntellableError(
+        raise NotApplicableError(
             f"the tensors of the batch have no first dimension in common ({shapes}), so that it is "
             "not known which is that of samples; say it by batch_dim="
         )
     if samples.number < 2:
-        raise UntellableError("the batch has one sample; give two or more")
+        raise NotApplicableError("the batch has one sample; give two or more")
     if not runs.is_changed(samples.select(torch.zeros(samples.number, dtype=torch.long))):
-        raise UntellableError("all samples of the batch are equal; give samples that differ")
+        raise NotApplicableError("all samples of the batch are equal; give samples that differ")
     return samples
 
 
@@ -263,7 +263,7 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
             if not any(one.difference.effect for one in others):
                 why = f"outputs are independent instead along {_SECOND}"
     if why:
-        raise UntellableError(why, seen[0].change.text)
+        raise NotApplicableError(why, seen[0].change.text)
     return [one for one in seen if differs[one.output] == 1]
 
 
