@@ -199,6 +199,7 @@ PROBES.add(
             may_be_meant=True,
             is_asked_for=True,
         ),
+        "doubt": Kind(may_be_meant=True),
         "table": Kind(
             "a table or buffer is added or joined along the samples: positions that run along the "
             "batch; check the order of their dimensions, or batch_first",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -180,15 +181,18 @@ def samples_in_order(runs: Runs) -> Samples:
 
 
 def whose_order_matters(runs: Runs) -> Effects:
-    """Permute the samples; where outputs do not follow, look at what samples see of each other.
+    """Look at what samples see of each other, and whether outputs follow them in another order.
 
-    What no reader of the model would doubt is told alone: of a recurrent layer, of a softmax, and
-    of a table along the samples.
+    Where they do not, no reader of the model would doubt what begins at a recurrent layer, at a
+    softmax, and at a table along the samples; the rest may be meant.
     """
-    if not _out_of_order(runs):
-        return Effects("samples permuted")
-    seen = what_samples_see(runs)
-    return seen._replace(partings=[one for one in seen.partings if _is_certain(runs, one)])
+    moved, seen = _out_of_order(runs), what_samples_see(runs)
+    is_sure = [bool(moved) and _is_certain(runs, one) for one in seen.partings]
+    partings = [
+        one if sure or one.kind != "values" else replace(one, kind="doubt")
+        for one, sure in zip(seen.partings, is_sure, strict=True)
+    ]
+    return seen._replace(partings=partings)
 
 
 def what_samples_see(runs: Runs) -> Effects:
