@@ -139,7 +139,7 @@ OF_SAMPLES = {
     "nowhere finite": Case("untold", lambda: Rows(lambda h: h * torch.nan), X, word="no finite"),
     "kept outside of modules": Case("untold", Elsewhere, X, word="outside of its modules"),
     "weights made of the batch": Case(
-        "warns",
+        "absent",
         lambda: Net(
             lambda m, x: torch.func.functional_call(
                 m.fc, {"weight": m.fc.weight + x.mean(0), "bias": m.fc.bias}, (x,)
@@ -147,7 +147,7 @@ OF_SAMPLES = {
             fc=nn.Linear(12, 3),
         ),
         X,
-        layer="fc",
+        word="are made of the batch",
     ),
     "sparse": Case(
         "absent",

@@ -12,6 +12,7 @@ from pytest_modelhealth.capture.step.bare import converted_batch, copied
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.checks.facts import at, flow_of
 from pytest_modelhealth.errors import in_one_line
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import SEED, Runs, permutation
 from pytest_modelhealth.report import Parting
@@ -24,6 +25,7 @@ _AT = 1  # the dimension of steps
 _TEXT = "steps permuted, in float64"
 _HELD, _WAVES = {Kind.PARAMETER, Kind.BUFFER, Kind.CALL, Kind.UNKNOWN}, {"sin", "cos"}
 """What a table is kept in or looked up by, and what it is made with."""
+_FUSED = {"scaled_dot_product_attention", "multi_head_attention_forward"}
 
 
 def tables_met(flow: Flow) -> Iterator[tuple[Vertex, list[Vertex]]]:
@@ -52,11 +54,7 @@ def what_positions_do(runs: Runs) -> Effects:
     if len(given) != 1 or runs.has_others or given[0].shape[_AT] < _SHORTEST:
         raise NotApplicableError("the batch is not one sequence of four steps or more")
     length = given[0].shape[_AT]
-    flow = flow_of(runs.observation)
-    inputs, tables = _of_batch(flow), list(tables_met(flow))
-    made = [v for n, v in enumerate(flow.graph.vertices) if n not in inputs]
-    tables += [(v, [v]) for v in made if v.kind is Kind.CALL]  # whose sum nothing may take
-    lines = [v.line for v, parts in tables if any(_has_rows(runs, p, length) for p in parts)]
+    lines = list(_lines_of_tables(runs, length))
     if not lines:
         raise NotApplicableError("nothing that differs by step is added to or multiplied with it")
     model, order = copied(runs.model).double().eval(), permutation(length)
@@ -85,17 +83,36 @@ def what_positions_do(runs: Runs) -> Effects:
     return Effects(_TEXT, [Parting("order", 0.0, line=lines[0], detail=at(lines[0]))])
 
 
-def _has_rows(runs: Runs, vertex: Vertex, length: int) -> bool:
-    """Whether what is held may have a row for each step; a scale and a bias have one alone."""
-    layer, _, own = (
-        vertex.name.rpartition(".") if vertex.kind is not Kind.CALL else (vertex.name, "", "")
-    )
+def _lines_of_tables(runs: Runs, length: int) -> Iterator[str]:
+    """Yield where a row for each step meets the steps, or an embedding of numbers of steps is made.
+
+    Behind a softmax steps may be no longer those of the batch, but queries or slots.
+    """
+    flow = flow_of(runs.observation)
+    vertices, of_batch = flow.graph.vertices, _of_batch(flow)
+    behind = flow.walk(n for n, v in enumerate(vertices) if v.name in having("softmax") | _FUSED)
+    for vertex, parts in tables_met(flow):
+        is_part = any(one.has("slice", "choice") for one in parts)
+        rows = (_is_long(runs, one, length, is_part) for one in parts)
+        if any(rows) and not behind.intersection(vertex.operands):
+            yield vertex.line
+    for number, vertex in enumerate(vertices):
+        is_call = vertex.kind is Kind.CALL and number not in of_batch
+        if is_call and runs.observation.layers[vertex.name].type_name == "Embedding":
+            yield from [vertex.line] * _is_long(runs, vertex, length, False)
+
+
+def _is_long(runs: Runs, vertex: Vertex, length: int, is_part: bool) -> bool:
+    """Whether what is held has a row for each step, or more where a part is taken."""
+    layer, _, own = vertex.name.rpartition(".")
+    layer = vertex.name if vertex.kind is Kind.CALL else layer
     record = runs.observation.layers.get(layer)
-    held = {} if record is None else {**record.parameters, **record.buffers}
-    is_held = vertex.kind in (Kind.PARAMETER, Kind.BUFFER, Kind.CALL)
-    shapes = [one.shape for name, one in held.items() if is_held and own in ("", name)]
-    is_long = any(size >= length for shape in shapes for size in shape[:-1])
-    return is_long or vertex.function in _WAVES
+    if record is None or vertex.kind not in (Kind.CALL, Kind.PARAMETER, Kind.BUFFER):
+        return vertex.function in _WAVES
+    held = {**record.parameters, **record.buffers}.get(own)
+    held = record.activations if vertex.kind is Kind.CALL else held
+    sizes = () if held is None else held.shape[:-1]
+    return any(size == length or (is_part and size > length) for size in sizes)
 
 
 def _follows(before: Tensor, after: Tensor, order: Tensor) -> bool:

@@ -336,12 +336,13 @@ def _kind(samples: int, place: Place | None) -> str:
     """Return by what samples see each other: what may be meant so is a kind of its own."""
     if place is None or place.chosen:
         return "values" if place is None else DESIGN
-    record, at, flow = place.record, place.parting, place.observation.flow
+    record, at, flow = place.record, place.parting, flow_of(place.observation)
     is_meant = record.options.get("track_running_stats") is False
-    if flow is not None and not at.taker and record.options.get("in_features", samples) != samples:
-        # a product with each row by itself, by weights that are made of the batch
-        is_meant |= len({flow.graph.vertices[n].function for n in flow.inside(at.layer)}) <= 1
-    if flow is not None and at.taker and at.between and set(at.between) <= having("move"):
+    inside = frozenset() if at.taker else flow.inside(at.layer)
+    is_product = len({flow.graph.vertices[n].function for n in inside}) <= 1
+    if is_product and not at.taker and record.options.get("in_features", samples) != samples:
+        raise NotApplicableError(f"the weights of {record.label!r} are made of the batch")
+    if at.taker and at.between and set(at.between) <= having("move"):
         is_meant |= set(flow.producers(at.taker)) <= set(flow.inputs)  # negatives, replayed steps
     is_sequential = "batch_first" in record.options or record.type_name == "MultiheadAttention"
     shape = () if record.inputs is None or not is_sequential else record.inputs.shape
