@@ -78,8 +78,10 @@ def test_what_is_seen_is_said(
 
 
 def test_the_fixture_probes_and_a_script_does_not(inspector: Any) -> None:
-    """Two forwards more for a classifier, none if the probes are off."""
+    """Two forwards more, of a language model too, none if the probes are off."""
     model, batch = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(64, 20)
     assert inspector(model).run_inspection(batch).observation.probes.forwards == 2
+    causal = inspector(Reader()).run_inspection(IDS, target=NEXT, loss=language)
+    assert causal.observation.probes.forwards == 2
     assert not inspector(model).run_inspection(batch, probes=False).observation.probes.records
     assert not Inspector(model).run_inspection(batch).observation.probes.records

@@ -202,15 +202,11 @@ def what_samples_see(runs: Runs) -> Effects:
     """
     try:
         samples = samples_in(runs)
-    except UntellableError:
-        _check_for_edges(runs)
-        raise
-    count, partings, notes = samples.number, list[Parting](), tuple[str, ...]()
-    lacking = (
-        f"no output has a row for each of the {count} samples: return what is computed for each, "
-        "not only a loss; if they are along another dimension, say batch_dim="
-    )
-    try:
+        count, partings, notes = samples.number, list[Parting](), tuple[str, ...]()
+        lacking = (
+            f"no output has a row for each of the {count} samples: return what is computed for "
+            "each, not only a loss; if they are along another dimension, say batch_dim="
+        )
         seen = effects(runs, *samples.overwritten(), lacking=lacking)
         moved = [one for one in seen if one.difference.effect > 0.0]
         moved = moved if samples.are_groups or not moved else _of_samples(runs, samples, moved)
