@@ -75,9 +75,8 @@ PROBES.add(
         Share(
             "min_sample_deviation",
             default=5e-4,
-            help="smallest deviation between samples of an output of two values a sample or more, "
-            "as a part of the deviation of all its numbers (a fresh encoder in evaluation has "
-            "2.2e-3; less behind branches that start near zero, which a few steps heal)",
+            help="smallest deviation between samples of an output, as a part of the deviation of "
+            "all its numbers (a fresh encoder in evaluation has 2.2e-3)",
             per_layer=False,
         ),
     ),
@@ -95,37 +94,31 @@ PROBES.add(
         "square{began}"
     ),
     causes={
-        _ATTENTION: "its causal mask is missing, shifted, inverted, too small a number, or not "
-        "passed on",
+        _ATTENTION: "its causal mask is missing, shifted, inverted, too small or not passed on",
         "conv": "a convolution padded on both sides: pad kernel - 1 steps on the left",
         _RECURRENCE: "a recurrence that runs backwards too: bidirectional=False",
-        "fft_r2_c fft_c2_c": "a product of spectra is circular: pad to twice the length, "
-        "n=2 * length",
-        "norm mean std var sum amax max pool": "it reduces over time, later steps among them: "
-        "normalise and pool each step by itself",
+        "fft_r2_c fft_c2_c": "a product of spectra is circular: pad to n=2 * length",
+        "norm mean std var sum amax max pool": "it reduces over time: normalise and pool each step "
+        "by itself",
         "flip roll cumsum": "it moves or adds up steps against their order",
     },
     otherwise=(
-        "a causal mask that is missing, shifted, inverted, finite or not passed on; else a "
-        "normalisation or a mean over time, a convolution padded on both sides, or a recurrence "
-        "that runs backwards"
+        "a causal mask that is missing, shifted, inverted, finite or not passed on; else a mean "
+        "over time, padding on both sides, or a recurrence that runs backwards"
     ),
     kinds={
-        "choice": Kind(
-            "it chooses among the steps of a whole sequence (topk, a capacity): a mixture of "
-            "depths does so on purpose, and nothing that was seen tells",
+        "design": Kind(
+            "it chooses among all steps (topk, a capacity), as a mixture of depths does on purpose",
             may_be_meant=True,
             is_asked_for=True,
         ),
         "copy": Kind(
-            "labels are not shifted: give ids[:, :-1] and ask for ids[:, 1:], once, in the batch "
-            "or in the loss",
+            "labels are not shifted: give ids[:, :-1] and ask for ids[:, 1:], in batch or loss",
             "each output is asked for what it is given: the target is the input {detail}",
             is_limited=False,
         ),
         "twice": Kind(
-            "labels are shifted in the batch and in the loss again; a head for a later step is so "
-            "on purpose",
+            "labels are shifted in batch and loss; a head for a later step is so on purpose",
             "the target is the input {detail}: the next step is asked of no output",
             may_be_meant=True,
             is_limited=False,
@@ -148,40 +141,26 @@ PROBES.add(
     ),
     causes={
         _ATTENTION: "the mask does not get to this attention, is inverted, or hides too little",
-        "mean sum amax max logsumexp pool": "it pools over all places: leave padded ones out, and "
-        "divide by the number of real ones",
-        "getitem select narrow slice": "it reads the first or last place, which is padding in some "
-        "samples: read a real one",
+        "mean sum amax max logsumexp pool norm": "it pools over all places: leave padded ones out, "
+        "and divide by the number of real ones",
+        "getitem select narrow slice": "it reads a place that is padding in some samples",
         _RECURRENCE: "a recurrence that runs on through padding: pack_padded_sequence helps",
         "conv": "a convolution looks across the border: set padded places to zero first",
-        "norm": "a normalisation over all places: leave padded ones out",
     },
     otherwise=(
-        "a mask that is not passed on, inverted, or used in some layers only; a mean or a maximum "
-        "over all places; the last place read in place of the last real one"
+        "a mask that is not passed on, inverted, or used in some layers only; a mean over all "
+        "places; the last place read in place of the last real one"
     ),
     kinds={
-        "loss": Kind(
-            "the loss counts padded places: mask them, or set their targets to ignore_index; a "
-            "model that is to predict its padding does so on purpose",
-            "what stands in padding changes the loss by {effect} of its value, and no output at a "
-            "real place",
-            may_be_meant=True,
-            is_asked_for=True,
-        ),
         "merged": Kind(
-            "it makes one step of several, and the one at the border holds both real places and "
-            "padding; it sees that padding alone, by design or for want of a length that divides",
+            "it makes one step of several, and the one at the border holds padding, by design or "
+            "for want of a length that divides",
             may_be_meant=True,
             is_asked_for=True,
         ),
     },
 )
 
-_SEE_EACH_OTHER = (
-    "samples see each other: other samples change an output by {effect} of its root mean "
-    "square{began}"
-)
 PROBES.add(
     "sample_independence",
     rank=33,
@@ -193,10 +172,13 @@ PROBES.add(
         "a sample's output when other samples of its batch change",
         "; where routing changes the shapes of products, more",
     ),
-    said=_SEE_EACH_OTHER,
+    said=(
+        "samples see each other: other samples change an output by {effect} of its root mean "
+        "square{began}"
+    ),
     causes={
-        f"{_RECURRENCE} attention transformer": "it takes the first dimension of what it is given "
-        "for time: batch_first=True, or transpose",
+        f"{_RECURRENCE} attention transformer": "it takes the first dimension for time: "
+        "batch_first=True, or transpose",
         "softmax": "a softmax over the batch: check its dim, 0 is that of samples",
         "batchnorm": "batch statistics in evaluation mode: say track_running_stats=True",
         "mean sum std var amax amin max min norm cumsum": "it reduces over the batch: check its "
@@ -206,50 +188,28 @@ PROBES.add(
         "roll flip sort argsort": "it moves samples: check its dim",
     },
     otherwise=(
-        "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
-        "evaluation, or a layer that takes the batch for a sequence (batch_first)"
+        "a view that mixes dimensions, a softmax, mean or statistics over the batch, or a layer "
+        "that takes the batch for a sequence (batch_first)"
     ),
     kinds={
-        "choice": Kind(
-            "it chooses among the values of all samples (topk, a capacity): experts that choose "
-            "among all tokens do so on purpose, and nothing that was seen tells",
+        "design": Kind(
+            "it chooses among the values of all samples (topk), moves or normalises by them, or "
+            "takes them for one sequence (then unsqueeze(1)): check the dim; experts that choose "
+            "among all tokens, negatives and attention between rows do so on purpose",
             may_be_meant=True,
             is_asked_for=True,
         ),
-        "order": Kind(
-            "samples are put in another order before a layer takes them: negatives and replayed "
-            "steps do so on purpose, and nothing that was seen tells; else check the dim",
-            may_be_meant=True,
-            is_asked_for=True,
-        ),
-        "sequence": Kind(
-            "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples of "
-            "rows; attention between rows, and a batch that is one sequence, are meant so",
-            may_be_meant=True,
-            is_asked_for=True,
-        ),
+        "doubt": Kind(may_be_meant=True),
         "table": Kind(
-            "a table or buffer is added or joined along the samples, so that each gets another "
-            "row: positions that run along the batch; check the order of their dimensions, or "
-            "batch_first",
-            "samples are told apart by their place in the batch: in another order they get other "
-            "outputs, by {effect} of their root mean square{began}",
-        ),
-        "statistics": Kind(
-            "it normalises by the batch in evaluation mode too (track_running_stats=False)",
-            may_be_meant=True,
-            is_asked_for=True,
+            "a table or buffer is added or joined along the samples: positions that run along the "
+            "batch; check the order of their dimensions, or batch_first",
+            "samples are told apart by their place in the batch: in another order outputs differ "
+            "by {effect} of their root mean square{began}",
         ),
         "lost dimension": Kind(
-            "squeeze() without a dimension drops that of the samples when there is one: say which, "
-            "squeeze(-1)",
+            "squeeze() drops the dimension of one sample: say which it is to drop, squeeze(-1)",
             "of one sample alone it {detail}",
             is_limited=False,
-        ),
-        "groups": Kind(
-            "it reduces over, or normalises by, the rows of all groups: hand on the vector that "
-            "numbers them, and reduce by that (scatter, index_add)",
-            _SEE_EACH_OTHER.replace("samples", "groups"),
         ),
     },
 )
@@ -270,38 +230,34 @@ PROBES.add(
     kinds={
         "dropout": Kind(
             "F.dropout without training=self.training, a Dropout made inside forward, or train() "
-            "called there; where it is meant (Monte Carlo dropout), waive this probe",
+            "called there; waive Monte Carlo dropout",
             f"dropout is active in evaluation mode: another random seed changes the output{_BY}",
         ),
         "noise": Kind(
             "noise or a mask that should be drawn only if self.training; latents, policies and "
-            "diffusion steps draw on purpose, and nothing that was seen tells",
+            "diffusion steps draw on purpose",
             f"it draws random numbers in evaluation mode: another seed changes the output{_BY}",
             may_be_meant=True,
         ),
         "again": Kind(
-            "forward keeps something from call to call: a buffer that it updates, a list that it "
-            "appends to, a tensor of the first batch; a queue or a carried state does so on "
-            "purpose",
+            "forward keeps something from call to call: a buffer that it updates, a list, a tensor "
+            "of the first batch; a queue or a carried state does so on purpose",
             f"after a call on another batch it returns something else:{_BY}",
             may_be_meant=True,
         ),
         "state": Kind(
-            "forward writes to it in evaluation mode: update it only if self.training, unless it "
-            "is meant to be carried on",
+            "forward writes to it in evaluation mode: update it only if self.training",
             _CHANGES,
             may_be_meant=True,
             is_limited=False,
         ),
         "parameters": Kind(
-            "forward writes to its parameters, in place or through .data, which is for the "
-            "optimizer to do",
+            "forward writes to its parameters, in place or through .data",
             _CHANGES,
             is_limited=False,
         ),
         "batch": Kind(
-            "an in-place operation (add_, /=, masked_fill_, indexing) on an argument changes the "
-            "caller's data: clone() first, or leave the underscore out",
+            "an in-place operation (add_, /=, indexing) changes the caller's data: clone() first",
             "its forward writes to the batch that it is given, {detail}",
             is_limited=False,
         ),
@@ -315,8 +271,7 @@ PROBES.add(
     experiment="positions:what_positions_do",
     kinds={
         "order": Kind(
-            "what the table is added to is not what goes on from there, or its steps are summed up "
-            "with nothing between that mixes both",
+            "what the table is added to does not go on, or nothing mixes it with the steps",
             "positions have no effect: in another order of the steps the output is the same, or "
             "only follows them, though a table goes in{detail}",
             is_limited=False,
@@ -348,7 +303,7 @@ PROBES.add(
             default=0.01,
             minimum=5e-3,
             help="largest difference between a custom gradient and the slope, by the larger of the "
-            "two (right ones: 1e-6 in float64; a coefficient that is 10 % off: 0.1)",
+            "two (right ones: 1e-6 in float64)",
             per_layer=False,
         ),
     ),
@@ -357,15 +312,9 @@ PROBES.add(
         "factor": Kind("a sign or a constant factor"),
         "transpose": Kind("the transpose of what is given is right"),
         "order": Kind("backward returns the gradients of its arguments in another order"),
-        "mask": Kind("a mask: numbers that should get none get one, or the other way round"),
-        "surrogate": Kind(
-            "it is given where the forward is flat too, and is right elsewhere: straight through "
-            "by design, or the mask is left out of backward",
-            may_be_meant=True,
-        ),
         "approximation": Kind(
-            "a term is missing from backward, or a wrong tensor was saved for it; a gradient that "
-            "is an approximation on purpose looks the same, and nothing that was seen tells",
+            "a term is missing from backward, or a mask, or a wrong tensor was saved for it; an "
+            "approximation on purpose, as straight through, looks the same",
             may_be_meant=True,
         ),
     },

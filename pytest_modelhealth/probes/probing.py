@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -48,27 +49,25 @@ class Probing:
     def after(self, observation: Observation) -> Observation:
         """Return what the inspection saw, with what the probes find."""
         chosen = {p.name: p.experiment for p in self._probes if self._runs(p, observation)}
-        for probe in self._probes if self._by_default else ():
-            if probe.by_default and self._asked[probe.name] is None:
-                chosen[probe.name] = probe.by_default
+        unasked = [p for p in self._probes if p.by_default and self._asked[p.name] is None]
+        unasked = unasked if self._by_default else []
+        chosen |= {probe.name: probe.by_default for probe in unasked}
         if self._may_train and call_for_steps(observation):
             chosen[TRIAL] = "alike:what_stays_zero"
         if not chosen:
             return observation
         with self._engine.called(self._request) as request:
             runs = Runs(self._engine, request, observation, self._settings, self._conventions)
-            records = [_record(*one, runs) for one in track(list(chosen.items()), "probing")]
-        if self._by_default:
-            quiet = {
-                (probe.name, kind)
-                for probe in self._probes
-                if self._asked[probe.name] is None
-                for kind, said in probe.kinds.items()
-                if said.is_asked_for
-            }
-            for number, one in enumerate(records):
-                told = tuple(p for p in one.partings if (one.probe, p.kind) not in quiet)
-                records[number] = replace(one, partings=told)
+            ends = _ends(runs, [probe.name for probe in unasked])
+            records = [
+                _record(name, experiment, runs, ends.get(name))
+                for name, experiment in track(list(chosen.items()), "probing")
+            ]
+        kinds = {(p.name, kind): said for p in unasked for kind, said in p.kinds.items()}
+        quiet = {kind for kind, said in kinds.items() if said.is_asked_for}
+        for number, one in enumerate(records):
+            told = tuple(p for p in one.partings if (one.probe, p.kind) not in quiet)
+            records[number] = replace(one, partings=told)
         probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
         return replace(observation, probes=probed)
 
@@ -85,11 +84,25 @@ def _on_several_ranks() -> bool:
     return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
 
 
-def _record(name: str, experiment: str, runs: Runs) -> ProbeRecord:
+def _ends(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableError]:
+    """Return how those probes end that one run of all their changes is enough for."""
+    ends, start = dict[str, Effects | UntellableError](), time.perf_counter()
+    with suppress(Exception):  # ours, or the user's, who is told by the probe that runs by itself
+        if names and not runs.why_not:
+            ends = wing("probes.intervening.combination:ends_of")(runs, names)
+    runs.base_seconds = time.perf_counter() - start
+    runs.base_forwards += runs.count["forwards"]
+    return ends
+
+
+def _record(
+    name: str, experiment: str, runs: Runs, end: Effects | UntellableError | None
+) -> ProbeRecord:
     """Return the record of a probe, with what it took beside the runs that all share.
 
     Args:
         experiment: what changes something and runs again, ``module:function`` of `intervening`.
+        end: how it ends, where that is known without.
     """
     probe: Callable[[Runs], Effects] = wing(f"probes.intervening.{experiment}")
     runs.count.clear()
@@ -97,8 +110,10 @@ def _record(name: str, experiment: str, runs: Runs) -> ProbeRecord:
     reason, outcome, changed, notes = runs.why_not, Outcome.NOT_TOLD, "", tuple[str, ...]()
     partings: Sequence[Parting] = ()
     try:
+        if isinstance(end, UntellableError):
+            raise end
         if not reason:
-            changed, partings, notes = probe(runs)
+            changed, partings, notes = end or probe(runs)
             outcome = Outcome.JUDGED
     except UntellableError as end:
         if isinstance(end, NotApplicableError):

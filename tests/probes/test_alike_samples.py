@@ -7,7 +7,7 @@ from torch import nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks import default_settings
-from pytest_modelhealth.probes.intervening.alike import alike_outputs
+from pytest_modelhealth.probes.intervening.alike import are_alike
 from pytest_modelhealth.report import Outcome
 from tests.capture.oracle import fingerprint
 
@@ -56,14 +56,13 @@ def test_what_three_steps_do_not_heal_is_a_violation(report):
     The first layer past which nothing spreads is named, the last before it, and what lies between.
     """
     made = report()
-    alike = alike_outputs(made.observation, default_settings())
-    assert 1e-5 < alike.deviation < alike.limit.value == 5e-4
-    assert "the signal of 'second' is lost" in alike.cause
-    assert "mul" in alike.cause
     record = made.observation.probes["alike_samples"]
     assert (record.outcome, record.forwards, record.backwards) == (Outcome.JUDGED, 4, 3)
     (found,) = made.violations
     assert (found.check, found.layer, found.limit) == ("alike_samples", "head", 5e-4)
+    assert 1e-5 < found.value < found.limit
+    assert "the signal of 'second' is lost" in found.cause
+    assert "mul" in found.cause
     assert "after 3 training steps" in found.message
 
 
@@ -117,7 +116,7 @@ def test_samples_that_are_equal_in_the_batch_are_not_judged():
     batch = torch.randn(1, 16).expand(64, 16)
     made = inspect(Through(lambda x: x + 1e-5 * torch.randn_like(x)), batch)
     assert made.observation.sample_deviation < 5e-4
-    assert alike_outputs(made.observation, default_settings()) is None
+    assert not are_alike(made.observation, default_settings())
 
 
 @pytest.mark.parametrize("outputs", [1, 4])
@@ -129,10 +128,10 @@ def test_targets_far_from_zero_are_no_collapse(outputs):
         model.head.bias.copy_(offset)
     batch, target = torch.randn(64, 16), torch.randn(64, outputs) + offset
     made = inspect(model, batch, target, loss=F.mse_loss)
-    assert alike_outputs(made.observation, default_settings()) is None
+    assert not are_alike(made.observation, default_settings())
     if outputs > 1:  # the same outputs for other targets are alike
         other = inspect(model, batch, target - offset, loss=F.mse_loss)
-        assert alike_outputs(other.observation, default_settings()) is not None
+        assert are_alike(other.observation, default_settings())
 
 
 def test_model_is_named_where_positions_hide_the_place():

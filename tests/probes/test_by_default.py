@@ -30,6 +30,8 @@ class Reader(nn.Module):
         placed = x + self.table(torch.arange(steps))
         if self.places == "samples":
             placed = x + self.table(torch.arange(samples)).unsqueeze(1)
+        if self.places == "centred":
+            placed = placed - placed.mean(0)
         mask = nn.Transformer.generate_square_subsequent_mask(steps) if self.causal else None
         return self.head(self.block(x if self.places == "unused" else placed, src_mask=mask))
 
@@ -58,6 +60,7 @@ NEXT, BEFORE = IDS.roll(-1, 1), IDS.roll(1, 1)
         (Reader, BEFORE, language, "one step before", "applicable"),
         (Reader, NEXT, shifting, "2 steps later", "applicable"),
         (lambda: Reader("samples"), NEXT, language, "their place in the batch", "applicable"),
+        (lambda: Reader("centred"), NEXT, language, "samples see each other", "applicable"),
         (lambda: Reader("unused", False), NEXT, language, "no effect", "position_effect"),
         (lambda: Reader(causal=False), NEXT, language, "", "position_effect"),
     ],
@@ -75,8 +78,10 @@ def test_what_is_seen_is_said(
 
 
 def test_the_fixture_probes_and_a_script_does_not(inspector: Any) -> None:
-    """Two forwards more for a classifier, none if the probes are off."""
+    """Two forwards more, of a language model too, none if the probes are off."""
     model, batch = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(64, 20)
     assert inspector(model).run_inspection(batch).observation.probes.forwards == 2
+    causal = inspector(Reader()).run_inspection(IDS, target=NEXT, loss=language)
+    assert causal.observation.probes.forwards == 2
     assert not inspector(model).run_inspection(batch, probes=False).observation.probes.records
     assert not Inspector(model).run_inspection(batch).observation.probes.records

@@ -18,7 +18,6 @@ from corpus.scoring import judge
 MISSED = {
     "decoder given its labels as they are",
     "last sample read for the last step, eight sequences of eight",
-    "log-determinant whose backward gives the inverse, not transposed",
     "observations by running figures that move in every mode",
     "scale and shift computed under no_grad",
     "strongest features chosen among those of the whole batch",

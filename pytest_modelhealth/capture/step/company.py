@@ -130,7 +130,8 @@ def refuse_again_and_again(model: nn.Module, *, reduces: bool = False) -> None:
     Raises:
         InspectionError: what spreads it over ranks does not allow that.
     """
-    if (wrappers := _wrappers(State(model).modules)) is not None:
+    modules = State(model).modules if has_process_group() else ()
+    if (wrappers := _wrappers(modules)) is not None:
         wing("capture.parallel.wrappers:refuse_repetition")(wrappers, reduces=reduces)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Finding, LayerRecord, Observation, Parting
-from pytest_modelhealth.settings import Limit, Settings
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import dotted
 
 _RATE = 1e-3
@@ -48,70 +48,59 @@ _HEALED = 3.0
 
 def is_called_for(observation: Observation, settings: Settings) -> bool:
     """Whether samples are alike in a model that is not trained: then they may be on purpose."""
-    return alike_outputs(observation, settings) is not None and not seems_trained(observation)
+    return are_alike(observation, settings) and not seems_trained(observation)
 
 
 def judge(
     probe: Check, parting: Parting, observation: Observation, settings: Settings
 ) -> Iterator[Finding]:
     """Yield that training does not part them, at the layer where they become alike."""
-    alike = alike_outputs(observation, settings)
-    if alike is None or parting.after is None or parting.after >= alike.limit.value:
+    limit, deviation = settings["min_sample_deviation"], observation.sample_deviation
+    if deviation is None or parting.after is None or parting.after >= limit.value:
         return
-    yield probe.violation(
-        alike.culprit,
-        f"its samples deviate by {alike.deviation:.2g} of what all its numbers deviate by, and "
-        f"by {parting.after:.2g} after {STEPS} training steps",
-        value=alike.deviation,
-        limit=alike.limit,
-        cause=alike.cause,
-    )
-
-
-class AlikeOutputs(NamedTuple):
-    """An output whose samples deviate too little."""
-
-    deviation: float  # as in `Observation.sample_deviation`
-    limit: Limit
-    culprit: LayerRecord  # the model, where positions spread units and hide the place
-    cause: str
-
-
-def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs | None:
-    """Return how alike the samples of the outputs are, if they are, and where they become so.
-
-    Batches whose samples are equal, and outputs whose samples all are, are another matter. So are
-    offsets that the targets have as well: years in a column beside months.
-    """
-    deviation, limit = observation.sample_deviation, settings["min_sample_deviation"]
-    root = observation.layers.get("")
-    if deviation is None or deviation >= limit.value or root is None:
-        return None
-    needed = settings["min_collapse_samples"].value * observation.batches
-    if root.equal_samples or root.equal_input_samples is not False or observation.samples < needed:
-        return None
-    out = root.activations
-    for call in observation.loss_calls:
-        asked = call.target
-        if asked is not None and out is not None and not call.classes and asked.shape == out.shape:
-            is_there = abs(out.mean - asked.mean) <= 0.5 * asked.std
-            if is_there and 0.5 * asked.std <= out.std <= 2.0 * asked.std:
-                return None
-    cause = "what all samples share is far larger than what they differ by: "
     culprit, before = _where(observation)
-    if lost_behind_sigmoids(observation, settings):
-        return None  # `grad_norm` tells
-    if _is_offset_at_the_end(observation):
-        return None  # learnt, it may stand for targets that lie far apart: quantiles of prices
-    if culprit is None or before is None:
-        cause += "an input drowned by another or by a constant, or a signal that fades on its way"
-    else:
-        cause += (
+    cause = "an input drowned by another or by a constant, or a signal that fades on its way"
+    if culprit is not None and before is not None:
+        cause = (
             f"the signal of {before.label!r} is lost on the way through here"
             f"{factors(observation, [before.name], culprit.name)}, in a bias, an offset or a mean "
             "that is larger by far, or in weights that are too small"
         )
-    return AlikeOutputs(deviation, limit, culprit or root, cause)
+    yield probe.violation(
+        culprit or observation.layers[""],  # the model, where positions hide the place
+        f"its samples deviate by {deviation:.2g} of what all its numbers deviate by, and "
+        f"by {parting.after:.2g} after {STEPS} training steps",
+        value=deviation,
+        limit=limit,
+        cause=f"what all samples share is far larger than what they differ by: {cause}",
+    )
+
+
+def are_alike(observation: Observation, settings: Settings) -> bool:
+    """Whether the samples of the outputs differ by next to nothing.
+
+    Batches whose samples are equal, and outputs whose samples all are, are another matter. So are
+    offsets that the targets have as well: years in a column beside months.
+    """
+    deviation, root = observation.sample_deviation, observation.layers.get("")
+    if deviation is None or deviation >= settings["min_sample_deviation"].value or root is None:
+        return False
+    needed = settings["min_collapse_samples"].value * observation.batches
+    if root.equal_samples or root.equal_input_samples is not False or observation.samples < needed:
+        return False
+    out = root.activations
+    for asked in (call.target for call in observation.loss_calls if not call.classes):
+        if asked is not None and out is not None and asked.shape == out.shape:
+            is_there = abs(out.mean - asked.mean) <= 0.5 * asked.std
+            if is_there and 0.5 * asked.std <= out.std <= 2.0 * asked.std:
+                return False
+    flow, layers = flow_of(observation), observation.layers
+    ends = flow.producers("output") if flow.graph.outputs else ()
+    offsets = [offset.rms for name, offset in root.parameters.items() if name in ends]
+    sizes = [layers[n].activations for n in ends if n in layers]
+    if any(out is not None and offset > _FAR * out.rms for offset in offsets for out in sizes):
+        return False  # learnt, it may stand for targets that lie far apart: quantiles of prices
+    return not lost_behind_sigmoids(observation, settings)  # which `grad_norm` tells
 
 
 def _where(observation: Observation) -> tuple[LayerRecord | None, LayerRecord | None]:
@@ -129,23 +118,12 @@ def _where(observation: Observation) -> tuple[LayerRecord | None, LayerRecord | 
     return layers[first], layers[before[1]] if before else None
 
 
-def _is_offset_at_the_end(observation: Observation) -> bool:
-    """Whether a parameter is added to the output that is far larger than the rest of it."""
-    flow, layers = flow_of(observation), observation.layers
-    ends = flow.producers("output") if flow.graph.outputs else ()
-    outputs = [layers[name].activations for name in ends if name in layers]
-    offsets = [offset for name, offset in layers[""].parameters.items() if name in ends]
-    return any(
-        out is not None and offset.rms > _FAR * out.rms for offset in offsets for out in outputs
-    )
-
-
 # ---- steps of training ---------------------------------------------------------------------------
 
 
 def what_training_parts(runs: Runs) -> Effects:
     """Train a model whose samples are alike for three steps of Adam, and put it back."""
-    if alike_outputs(runs.observation, runs.settings) is None:
+    if not are_alike(runs.observation, runs.settings):
         raise NotApplicableError("the samples of its outputs are not alike")
     samples = runs.observation.samples // max(runs.observation.batches, 1)
     with closing(_trained(runs, differentiates_last=False)) as outputs:

@@ -16,7 +16,7 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, parting, readings
 from pytest_modelhealth.probes.intervening.padding import is_mask, real_side
-from pytest_modelhealth.probes.intervening.running import SEED, Runs
+from pytest_modelhealth.probes.intervening.running import Runs, permutation
 from pytest_modelhealth.probes.intervening.samples import samples_in
 from pytest_modelhealth.report import Parting
 
@@ -48,8 +48,12 @@ class Sequence(NamedTuple):
         return self._replace(length=self.length - cut, cut=cut)
 
 
-def what_early_steps_see(runs: Runs) -> Effects:
-    """Return where outputs depend on later steps."""
+def asked_sequence(runs: Runs) -> Sequence:
+    """Return the sequence of which no output may see later steps.
+
+    Raises:
+        UntellableError: there is none, or all its steps are equal.
+    """
     if runs.conventions.causal is False:
         raise NotApplicableError("causal=False says that outputs may see later inputs")
     sequence = _promised(runs) if runs.conventions.causal else _predicted(runs)
@@ -58,8 +62,14 @@ def what_early_steps_see(runs: Runs) -> Effects:
             "the target is no input one step later; if no output may depend on later inputs, say "
             "causal=True"
         )
-    change = _change(runs, sequence)
-    if not runs.is_changed(change.batch()):
+    return sequence
+
+
+def what_early_steps_see(runs: Runs) -> Effects:
+    """Return where outputs depend on later steps."""
+    sequence = asked_sequence(runs)
+    change = permuted(runs, sequence)
+    if not runs.is_changed(change.values):
         raise UntellableError("all steps of the sequence are equal; give some that differ")
     lacking = f"no output that the loss reads has {sequence.length} steps, as the sequence has"
     worst = max(effects(runs, change, lacking=lacking), key=lambda one: one.difference).difference
@@ -67,15 +77,16 @@ def what_early_steps_see(runs: Runs) -> Effects:
         return Effects(change.text, _of_a_wrong_shift(runs, change, sequence))
     if sequence.shift < 1:
         raise NotApplicableError("the target is the input, and the model sees all of it")
-    # Where channels are as many as steps, sizes do not tell which dimension of a layer is time.
-    widths = {size for parameter in runs.model.parameters() for size in parameter.shape}
+    # Where channels or samples are as many as steps, sizes do not tell which dimension is time.
+    sizes = {size for parameter in runs.model.parameters() for size in parameter.shape}
+    sizes.update(runs.tensors[sequence.tensors[0]].shape[: sequence.axis])
     most = max(0, min(_MOST_CUT, sequence.length - _SHORTEST))
-    clear = [sequence.shorter(n) for n in range(most + 1) if sequence.length - n not in widths]
-    for one in clear[:1]:
-        if one.cut and not runs.forward(_steps(runs, one)).error:
-            place = parting(runs, _change(runs, one), worst)
-            if place.line or place.layer:
-                return Effects(change.text, [replace(place, before=None, after=None)])
+    cut = next((n for n in range(most + 1) if sequence.length - n not in sizes), 0)
+    shorter = sequence.shorter(cut)
+    if cut and not runs.forward(runs.changed(partial(_steps, shorter))).error:
+        place = parting(runs, permuted(runs, shorter), worst)
+        if place.line or place.layer:
+            return Effects(change.text, [replace(place, before=None, after=None)])
     return Effects(change.text, [parting(runs, change, worst)])
 
 
@@ -86,13 +97,11 @@ def _of_a_wrong_shift(runs: Runs, change: Change, sequence: Sequence) -> list[Pa
     """
     if sequence.shift == 1:
         return []
-    at = {sequence.length: sequence.half}
-    after = runs.forward(change.batch())
+    after, axis, length = runs.forward(runs.changed(change.values)), sequence.axis, sequence.length
     sees = [
-        not torch.equal(a.select(axis, at[size]), b.select(axis, at[size]))
+        not torch.equal(a.select(axis, sequence.half), b.select(axis, sequence.half))
         for a, b, read in zip(runs.base.outputs, after.outputs, runs.base.read, strict=False)
-        for axis, size in enumerate(a.shape[:-1])
-        if axis == sequence.axis and size in at and read is not None
+        if a.ndim > axis + 1 and a.shape[axis] == length and read is not None
     ]
     if not any(sees):
         return []
@@ -100,35 +109,29 @@ def _of_a_wrong_shift(runs: Runs, change: Change, sequence: Sequence) -> list[Pa
     return [Parting(kind, 1.0, role="loss", detail=sequence.why.removeprefix("the target is it, "))]
 
 
-def _steps(runs: Runs, sequence: Sequence, *, permuted: bool = False) -> Inputs:
-    """Return the batch with the steps of a sequence, the later of which may be permuted.
+def _steps(
+    sequence: Sequence, number: int, tensor: Tensor, *, is_permuted: bool = False
+) -> Tensor | None:
+    """Return a tensor of the batch with the steps of a sequence, the later maybe permuted.
 
     They are permuted with those of all samples. What a step holds stays whole, and comes from the
     batch, so that every value is a valid one. What a sequence leaves out, masks as long do too.
     """
-
-    def change(number: int, tensor: Tensor) -> Tensor | None:
-        is_sequence = number in sequence.tensors
-        for axis in [sequence.axis] if is_sequence else range(1, tensor.ndim):
-            if sequence.cut and tensor.shape[axis] == sequence.length + sequence.cut:
-                tensor = tensor.narrow(axis, 0, sequence.length)
-        values = tensor.clone()
-        if not is_sequence or not permuted:
-            return values
+    is_sequence = number in sequence.tensors
+    for axis in [sequence.axis] if is_sequence else range(1, tensor.ndim):
+        if sequence.cut and tensor.shape[axis] == sequence.length + sequence.cut:
+            tensor = tensor.narrow(axis, 0, sequence.length)
+    values = tensor.clone()
+    if is_sequence and is_permuted:
         steps = values.narrow(sequence.axis, sequence.half, sequence.length - sequence.half)
         steps = steps.movedim(sequence.axis, 0)
         width = 2 if steps.ndim > 1 else 1
         flat = steps.reshape(-1, *steps.shape[width:])
-        order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(SEED))
-        if torch.equal(order, torch.arange(len(flat))):
-            order = order.roll(1)
-        steps.copy_(flat[order.to(flat.device)].reshape(steps.shape))
-        return values
-
-    return runs.changed(change)
+        steps.copy_(flat[permutation(len(flat)).to(flat.device)].reshape(steps.shape))
+    return values
 
 
-def _change(runs: Runs, sequence: Sequence) -> Change:
+def permuted(runs: Runs, sequence: Sequence) -> Change:
     """Return the change of a sequence's later steps, which leaves what comes before them alone.
 
     Padded places are left out, where a mask of the batch shows them: rows that see nothing attend
@@ -141,7 +144,7 @@ def _change(runs: Runs, sequence: Sequence) -> Change:
             real = None if real is None else real[:, : sequence.length]
             break
 
-    def before(tensor: Tensor) -> Iterator[Tensor]:
+    def same(tensor: Tensor) -> Iterator[Tensor]:
         masks = readings(torch.arange(sequence.length) < sequence.half, tensor)
         axes = [n for n in range(1, tensor.ndim) if tensor.shape[n] == sequence.length]
         if real is None or tensor.shape[:1] != real.shape[:1] or not axes:
@@ -152,10 +155,10 @@ def _change(runs: Runs, sequence: Sequence) -> Change:
 
     return Change(
         f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})",
-        partial(_steps, runs, sequence, permuted=True),
-        before,
+        partial(_steps, sequence, is_permuted=True),
+        same,
         of_loss=True,
-        before=partial(_steps, runs, sequence),
+        before=partial(_steps, sequence),
     )
 
 
@@ -182,7 +185,9 @@ def _promised(runs: Runs) -> Sequence:
         why = f"causal=True, time is dimension {axis}"
         sequences.append(Sequence(tuple(alike), axis, shape[axis], why))
     if len(sequences) > 1:
-        sequences = [s for s in sequences if not runs.forward(_steps(runs, s.shorter(1))).error]
+        cut = [runs.changed(partial(_steps, one.shorter(1))) for one in sequences]
+        ran = map(runs.forward, cut)
+        sequences = [one for one, run in zip(sequences, ran, strict=True) if not run.error]
     if len(sequences) != 1:
         raise UntellableError(
             f"causal=True, and nothing tells which dimension of the batch {tuple(shape)} is that "
@@ -194,49 +199,47 @@ def _promised(runs: Runs) -> Sequence:
 def _predicted(runs: Runs) -> Sequence | None:
     """Return the sequence whose steps target, labels and loss ask for, if there is one.
 
-    A target that equals an input one step later asks for it. One that equals an input in the same
-    place does so where the loss shifts inside: then it is flat at the last output alone. Of words
-    the loss itself says what it asks for: at any shift, of one loss and one input.
+    Of words the loss itself says what it asks for, at any shift. A target or labels ask for it that
+    equal an input one step later, or in the same place where the loss shifts inside: then it is
+    flat at the last output alone.
     """
-    targets, labels = find_tensors(runs.request.target), list[Tensor]()
+    labels, inputs = find_tensors(runs.request.target), list(enumerate(runs.tensors))
     for name, value in Inputs.of(runs.request.inputs).kwargs.items():
         if any(word in name.lower() for word in _LABELS):
-            labels += find_tensors(value)
-    inputs = [(n, t) for n, t in enumerate(runs.tensors) if not any(t is one for one in labels)]
-    asked, calls = runs.conventions.time_dim, runs.observation.loss_calls
-    axes = [
+            own = find_tensors(value)
+            inputs = [(n, t) for n, t in inputs if not any(t is one for one in own)]
+            labels += own
+    dim = runs.conventions.time_dim
+    places = [
         (number, tensor, axis)
         for number, tensor in inputs
         for axis, length in enumerate(tensor.shape)
-        if length >= _SHORTEST and asked in (None, axis, axis - tensor.ndim)
+        if length >= _SHORTEST and dim in (None, axis, axis - tensor.ndim)
     ]
-    words = [number for number, tensor in inputs if _is_words(tensor)]
-    by_loss = list(_asked_for(runs)) if len(words) == len(calls) == 1 and calls[0].classes else []
-    for number, tensor, axis in axes:
-        for target in by_loss if number in words and axis == (asked or 1) % 2 else ():
-            shift = _shift(target, tensor.to(target.device), axis)
-            if shift is not None:
+    words = [n for n, t in inputs if t.ndim == 2 and not t.is_floating_point() and not is_mask(t)]
+    is_told = len(words) == 1 == len(runs.observation.loss_calls)
+    asked = [(one, True) for one in _asked_for(runs)] if places and is_told else []
+    for target, is_of_loss in [*asked, *((one, False) for one in labels)]:
+        for number, tensor, axis in places:
+            if tensor is target or (is_of_loss and (number not in words or axis != (dim or 1) % 2)):
+                continue
+            shift = _shift(target, tensor, axis)
+            if shift == 0 and not is_of_loss:
+                shift = int(_is_flat_at_the_end(runs, axis, tensor.shape[axis]))
+            if shift == 1 or (is_of_loss and shift is not None):
                 later = {0: "in the same place", 1: "one step later", -1: "one step before"}
                 why = f"the target is it, {later.get(shift, f'{shift} steps later')}"
                 return Sequence((number,), axis, tensor.shape[axis], why, shift=shift)
-    for target in [*targets, *labels]:
-        for number, tensor, axis in axes:
-            length = tensor.shape[axis]
-            if tensor is not target and _share(target, tensor, axis, 1) >= _AGREED:
-                return Sequence((number,), axis, length, "the target is it, one step later")
-            is_same = _share(target, tensor, axis, 0) >= _AGREED
-            if is_same and any(
-                not g.select(axis, -1).any() and bool(g.select(axis, -2).any())
-                for g in runs.base.read
-                if g is not None and g.ndim > axis and g.shape[axis] == length
-            ):
-                why = "the target is it, and the loss looks one step ahead"
-                return Sequence((number,), axis, length, why)
     return None
 
 
-def _is_words(tensor: Tensor) -> bool:
-    return tensor.ndim == 2 and not tensor.is_floating_point() and not is_mask(tensor)
+def _is_flat_at_the_end(runs: Runs, axis: int, length: int) -> bool:
+    """Whether the loss reads all outputs but the last, as one that shifts inside does."""
+    return any(
+        not g.select(axis, -1).any() and bool(g.select(axis, -2).any())
+        for g in runs.base.read
+        if g is not None and g.ndim > axis and g.shape[axis] == length
+    )
 
 
 def _asked_for(runs: Runs) -> Iterator[Tensor]:
@@ -250,7 +253,10 @@ def _asked_for(runs: Runs) -> Iterator[Tensor]:
 
 
 def _shift(target: Tensor, tensor: Tensor, axis: int) -> int | None:
-    """Return how many steps later a tensor holds what a target holds, if it does at one alone."""
+    """Return how many steps later a tensor holds what a target holds: the next, or one alone."""
+    tensor = tensor.to(target.device)
+    if _share(target, tensor, axis, 1) >= _AGREED:
+        return 1
     shares = {later: _share(target, tensor, axis, later) for later in _SHIFTS}
     best, second = sorted(shares, key=shares.__getitem__)[:-3:-1]
     return best if shares[best] >= _AGREED and shares[second] < _DIFFERENT else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.conventions import UntellableError
+from pytest_modelhealth.probes.conventions import NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import (
     Difference,
-    Ran,
     Runs,
+    Values,
+    is_number,
     least_difference,
 )
 from pytest_modelhealth.report import LayerRecord, Observation, Parting, Vertex
@@ -32,17 +33,17 @@ class Change(NamedTuple):
     """What is run beside the unchanged batch."""
 
     text: str  # what is changed, for people
-    batch: Callable[[], Inputs]
+    values: Values
     # gives, for a tensor of the model, the places in it that should be equal: a mask for each way
     # in which its dimensions can be read, none where they cannot
     same: Callable[[Tensor], Iterator[Tensor]]
     of_loss: bool = False  # whether outputs count only where the loss reads them, if any is read
     seed: int | None = None  # of the random numbers; ``None`` takes those of every run
     within: Callable[[], AbstractContextManager[Any]] = nullcontext  # where that changes the run
-    before: Callable[[], Inputs] | None = None  # what layers are held against, if not the batch
-    # gives a tensor of the changed run as it would be, in each way to read its dimensions, where
-    # what is in it should not stay in place; ``None`` has it stay
-    back: Callable[[Tensor], Iterator[Tensor]] | None = None
+    before: Values | None = None  # makes what layers are held against, if not the batch
+    # gives, for a tensor and that of the changed run, what selects the rows of the second from the
+    # first, in each way to read its dimensions; ``None`` has them stay in place
+    rows: Callable[[Tensor, Tensor], Iterator[Callable[[Tensor], Tensor]]] | None = None
 
     def difference(
         self, before: Tensor, after: Tensor, read: Tensor | None = None
@@ -55,8 +56,13 @@ class Change(NamedTuple):
         masks = list(self.same(before))
         if read is not None:
             masks = [mask & read for mask in masks]
-        afters = [after] if self.back is None or not masks else self.back(after)
-        return least_difference(before, ((one, mask) for one in afters for mask in masks))
+        if self.rows is None:
+            return least_difference((before, after, mask) for mask in masks)
+        return least_difference(
+            (rows(before), after, rows(mask.expand_as(before)))
+            for rows in (self.rows(before, after) if masks else ())
+            for mask in masks
+        )
 
 
 class Effect(NamedTuple):
@@ -65,41 +71,40 @@ class Effect(NamedTuple):
     difference: Difference
     output: int
     change: Change
-    ran: Ran
 
 
 def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) -> list[Effect]:
     """Run changes, and return what each does to every output with places for it to leave alone.
 
-    Where no output has such places, `lacking` is why nothing can be told; ``""`` lets that be.
+    Where no output has such places, `lacking` is why nothing can be told.
     """
     effects, is_moved, has_places, text = list[Effect](), False, False, changes[0].text
+    base = runs.base
+    is_read = changes[0].of_loss and any(gradient is not None for gradient in base.read)
+    reads = base.read if is_read else [None] * len(base.outputs)
     for change in changes:
         with change.within():
-            ran = runs.forward(change.batch(), seed=change.seed, with_loss=change.of_loss)
+            ran = runs.forward(runs.changed(change.values))
         if ran.error:
             raise UntellableError(f"with {text} the model raises {ran.error}", text)
-        is_read = change.of_loss and any(gradient is not None for gradient in runs.base.read)
-        gradients = runs.base.read if is_read else []
-        for n, (before, after) in enumerate(zip(runs.base.outputs, ran.outputs, strict=False)):
-            read = gradients[n] if gradients else None
-            is_number = before.is_floating_point() or before.is_complex()
-            if not is_number or (gradients and read is None):
+        outputs = zip(base.outputs, ran.outputs, reads, strict=False)
+        for n, (before, after, read) in enumerate(outputs):
+            if not is_number(before) or (is_read and read is None):
                 continue
             has_places = has_places or any(True for _ in change.same(before))
             difference = change.difference(before, after, None if read is None else read != 0)
             if difference is not None:
-                effects.append(Effect(difference, n, change, ran))
-                is_moved = is_moved or bool((before.ne(after) & before.isfinite()).any())
-    if lacking and not has_places:
-        raise UntellableError(lacking, text)
+                effects.append(Effect(difference, n, change))
+                is_moved = is_moved or not torch.equal(before, after)
+    if not has_places:
+        raise NotApplicableError(lacking, text)
     if must_move and not is_moved:
         raise UntellableError(
             f"with {text} no finite number of an output changes: give a batch that differs there, "
             "or train for a step first",
             text,
         )
-    return effects or [Effect(Difference(0.0, (), 0.0, 0.0), -1, change, ran)]
+    return effects or [Effect(Difference(0.0, (), 0.0, 0.0), -1, change)]
 
 
 def along(which: Tensor, tensor: Tensor, *axes: int) -> Tensor:
@@ -129,22 +134,32 @@ def readings(which: Tensor, tensor: Tensor) -> Iterator[Tensor]:
                 yield along(which.repeat(size // count), tensor, axis)
 
 
-def in_order(order: Tensor, tensor: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor with rows that came in another order put back, in each way to read it.
+def rows_of(
+    index: Tensor, count: int, before: Tensor, after: Tensor
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield what selects rows of an index out of so many, in each way to read a tensor.
 
-    Ways are those of `readings`; it may hold no such rows, too.
+    Where there are fewer rows than before, sizes tell which way. Otherwise ways are those of
+    `readings`; it may hold no such rows, too.
     """
-    count, back = len(order), order.argsort().to(tensor.device)
-    axes = [axis for axis, size in enumerate(tensor.shape) if size == count]
-    yield from (tensor.index_select(axis, back) for axis in axes)
-    if len(axes) > 1:
-        yield functools.reduce(lambda t, axis: t.index_select(axis, back), axes, tensor)
-    for axis, size in enumerate(tensor.shape[:2] if 0 not in axes else ()):
-        if size > count and size % count == 0:
-            for at, sizes in enumerate(((count, -1), (-1, count))):
-                rows = tensor.unflatten(axis, sizes).index_select(axis + at, back)
-                yield rows.flatten(axis, axis + 1)
-    yield tensor
+    is_cut, index = len(index) < count, index.to(before.device)
+
+    def select(tensor: Tensor, axes: Sequence[int] = (), fold: Sequence[int] = ()) -> Tensor:
+        if not fold:
+            for axis in axes:
+                tensor = tensor.index_select(axis, index)
+            return tensor
+        rows: Tensor = tensor.unflatten(axes[0], fold)
+        return rows.index_select(axes[0] + fold.index(count), index).flatten(axes[0], axes[0] + 1)
+
+    sizes = list(zip(before.shape, after.shape, strict=False))
+    axes = [axis for axis, pair in enumerate(sizes) if pair == (count, len(index))]
+    for way in [axes] if is_cut else [*([axis] for axis in axes), axes, []]:
+        yield functools.partial(select, axes=way)
+    for axis, (size, changed) in enumerate(sizes[:2] if 0 not in axes else ()):
+        if size > count and size % count == 0 and changed * count == size * len(index):
+            yield functools.partial(select, axes=[axis], fold=(count, -1))
+            yield functools.partial(select, axes=[axis], fold=(-1, count))
 
 
 # ---- the layer where it begins -------------------------------------------------------------------
@@ -163,9 +178,13 @@ class Place(NamedTuple):
         return self.observation.layers[self.parting.layer]
 
 
+DESIGN = "design"
+"""The kind of what some designs do on purpose, as where values are chosen among others."""
+
+
 def by_choice(place: Place | None) -> str:
-    """Return whether values are chosen where runs part, which some designs do, as a kind."""
-    return "choice" if place is not None and place.chosen else "values"
+    """Return whether values are chosen where runs part, as a kind."""
+    return DESIGN if place is not None and place.chosen else "values"
 
 
 def parting(
@@ -184,10 +203,10 @@ def parting(
         )
     with TensorStore(1 << 30) as store:  # bytes in memory; the rest lies in a temporary file
         visitor = _Visitor(store, change)
-        _watch(runs, (change.before or runs.batch)(), visitor)
+        _watch(runs, runs.changed(*filter(None, [change.before])), visitor)
         visitor.counts, visitor.is_second = Counter(), True
         with change.within():
-            observation = _watch(runs, change.batch(), visitor, change.seed)
+            observation = _watch(runs, runs.changed(change.values), visitor, change.seed)
     if visitor.first is None or observation is None:
         effect, at, before, after = difference
         return Parting(kind(None), effect, place=str(at), before=before, after=after)
@@ -221,9 +240,8 @@ class _Visitor:
 
     def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
         """See one tensor of a layer."""
-        is_number = value.is_floating_point() or value.is_complex()
         is_plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
-        if role not in ("inputs", "activations") or not (is_number and is_plain):
+        if role not in ("inputs", "activations") or not (is_number(value) and is_plain):
             return
         if value.is_meta or not value.numel():
             return

@@ -23,7 +23,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.guard import exited_whole
-from pytest_modelhealth.checks.facts import at
+from pytest_modelhealth.checks.facts import at, flow_of
 from pytest_modelhealth.errors import in_one_line
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import SEED, Runs
@@ -61,12 +61,12 @@ def what_backwards_give(runs: Runs) -> Effects:
     """Record what each custom function is called with, and hold its backward against slopes."""
     calls, error = _recorded_calls(runs)
     if not calls:
-        if error:
-            raise UntellableError(f"run again, the model raises {error}")
-        if runs.observation.own_functions:
+        if error or runs.observation.own_functions:
             raise UntellableError(
-                "its custom functions are classes made anew in each forward, or are called by no "
-                "Function.apply; define them at the top of a module"
+                f"run again, the model raises {error}"
+                if error
+                else "its custom functions are classes made anew in each forward, or are called by "
+                "no Function.apply; define them at the top of a module"
             )
         raise NotApplicableError("no custom torch.autograd.Function takes part in the run")
     ranks = torch.distributed
@@ -105,17 +105,13 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
     Of each function, the first call of each kind. One that was bound early, ``f = Swish.apply``,
     looks its forward up at each call, so that another can stand in for it meanwhile.
     """
-    calls: dict[tuple[Any, ...], Call] = {}
-    counts: Counter[type[Function]] = Counter()
+    calls, counts = dict[tuple[Any, ...], Call](), Counter[type[Function]]()
+    graph, callers = flow_of(runs.observation).graph, dict[str, list[str]]()  # in order
+    for vertex in (graph.vertices[number] for number in graph.own_functions):
+        layer = graph.calls[vertex.call].layer if vertex.call >= 0 else ""
+        callers.setdefault(vertex.function, []).append(layer)
 
-    flow = runs.observation.flow
-    callers: dict[str, list[str]] = {}  # the layers that called a function, in order
-    if flow is not None:
-        for vertex in (flow.graph.vertices[number] for number in flow.graph.own_functions):
-            layer = flow.graph.calls[vertex.call].layer if vertex.call >= 0 else ""
-            callers.setdefault(vertex.function, []).append(layer)
-
-    def take(function: type[Function], args: tuple[Any, ...], line: str) -> None:
+    def take(function: type[Function], args: tuple[Any, ...]) -> None:
         live = [n for n, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
         is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
         wanted = tuple(n for n in live if not is_wrapped(args[n]))
@@ -123,6 +119,7 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
         if wanted and kind not in calls and sum(k[0] is function for k in calls) < _MOST_KINDS:
             layers = callers.get(snake_case(function.__name__), [""])
             layer = layers[counts[function] if counts[function] < len(layers) else 0]
+            line = near(line_of(place_of(sys._getframe(2), None)))
             calls[kind] = Call(function, tuple(map(_copied, args)), wanted, layer, line)
         counts[function] += bool(wanted)
 
@@ -132,8 +129,7 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
         @functools.wraps(forward)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             with suppress(Exception), torch.no_grad(), torch._C.DisableTorchFunction():
-                line = near(line_of(place_of(sys._getframe(1), None)))
-                take(function, args[_contexts(function) :], line)
+                take(function, args[_contexts(function) :])
             return forward(*args, **kwargs)
 
         return patch.object(function, "forward", staticmethod(recorded))
@@ -211,17 +207,17 @@ class _Point:
         torch.manual_seed(SEED)
         return find_tensors(self.call.function.apply(*args))
 
-    def sides(self, place: int, move: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return what it returns on both sides of the point."""
+    def rises(self, place: int, move: Tensor) -> list[Tensor]:
+        """Return by how much it rises from one side of the point to the other."""
         points = [(self.args[place] + way * move).requires_grad_() for way in (1, -1)]
         above, below = (self.outputs({place: point}) for point in points)
-        return [(above[n].detach(), below[n].detach()) for n in self.live]
+        return [(above[n] - below[n]).detach() for n in self.live]
 
     def slope(self, place: int, direction: Tensor, step: float) -> float:
         """Return the slope of the weighted outputs along a direction."""
         far = self.unit[place] * step
-        sides = zip(self.sides(place, direction * far), self.weights, strict=True)
-        return sum(float(((a - b) * w).sum()) for (a, b), w in sides) / (2 * far)
+        rises = zip(self.rises(place, direction * far), self.weights, strict=True)
+        return sum(float((rise * weight).sum()) for rise, weight in rises) / (2 * far)
 
     def is_flat(self, place: int) -> bool:
         """Whether the forward does not change by a bit as some numbers move that get a gradient."""
@@ -229,8 +225,8 @@ class _Point:
         some = torch.randperm(gradient.numel(), generator=self.generator)[:_PLACES]
         move = torch.zeros_like(gradient).reshape(-1)
         move[some] = self.unit[place] * _STEPS[-1]
-        sides = self.sides(place, move.reshape(gradient.shape))
-        return bool(gradient.reshape(-1)[some].any()) and all(torch.equal(a, b) for a, b in sides)
+        rises = self.rises(place, move.reshape(gradient.shape))
+        return bool(gradient.reshape(-1)[some].any()) and not any(rise.any() for rise in rises)
 
 
 def _wrong_gradients(call: Call) -> list[Parting]:
@@ -252,7 +248,7 @@ def _wrong_gradients(call: Call) -> list[Parting]:
     if wrong and all(any(torch.equal(v.reshape(-1), a) for a in own) for v in point.values):
         raise NotApplicableError("its forward is the identity")
     few = max(len(value.unique()) for value in point.values)
-    if wrong and few <= _FEW_VALUES and min(len(a.unique()) for a in own) > 4 * few:
+    if wrong and few <= _FEW_VALUES and all(v.numel() > 4 * few for v in (*own, *point.values)):
         raise NotApplicableError("its forward rounds to a few values, scaled or not")
     return wrong
 
@@ -308,10 +304,3 @@ def _candidates(point: _Point, place: int, ratio: float) -> Iterator[tuple[str, 
     for other in others:
         if other != place and others[other].shape == own.shape:
             yield "order", others[other]
-    if [weight.shape for weight in point.weights] == [own.shape]:
-        # Moved all at once: right where each number comes of the one in its place.
-        far = point.unit[place] * _STEPS[-1]
-        ((above, below),) = point.sides(place, torch.full_like(point.args[place], far))
-        each = (above - below) * point.weights[0] / (2 * far)
-        yield "surrogate", own.masked_fill(above == below, 0.0)
-        yield "mask", torch.where((own == 0) | (each == 0), each, own)

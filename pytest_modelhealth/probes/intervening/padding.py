@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.leaks import (
     Change,
@@ -21,14 +20,12 @@ from pytest_modelhealth.probes.intervening.leaks import (
     effects,
     parting,
 )
-from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
+from pytest_modelhealth.probes.intervening.running import SEED, Runs, is_number
 from pytest_modelhealth.probes.intervening.samples import names_of
-from pytest_modelhealth.report import Parting
 
 _KEPT = ("label", "target")
 _LENGTHS = "len"
 _MASKS = ("mask", "pad")
-_LEAST = 1e-5
 _MERGED = range(2, 5)
 """Models make one step of so many, as a rule."""
 _SEGMENTS = 2
@@ -41,31 +38,32 @@ def what_padding_does(runs: Runs) -> Effects:
     Ids stay where rows are looked up by them, and get other rows: models derive positions, masks
     and the place that they read from ids, and other ids change these too.
     """
-    padding = _padding_in(runs)
+    padding = padding_in(runs)
     steps = padding.real.shape[1]
-    share = float((~padding.real).float().mean())
-    text = f"real values in the padding ({share:.0%} of the places, by {padding.why})"
-    if not runs.is_changed(padding.refilled(with_ids=True)):
+    change = padding.refilled()
+    if not runs.is_changed(change.values):
         raise UntellableError("padding holds what real places hold; give a batch that differs")
-    same, rows = partial(_real_places, padding.real), padding.other_rows()
-    lacking = "no output has a row for each sample" if runs.base.loss is None else ""
-    change = Change(text, padding.refilled, same, True, within=lambda: rows or nullcontext())
-    seen = effects(runs, change, lacking=lacking, must_move=False)
-    if rows is not None and not rows.count:  # nothing looks the ids up: they are changed themselves
-        change = Change(text, partial(padding.refilled, with_ids=True), same, True)
+    rows, lacking = padding.other_rows(), "no output has a row for each sample"
+    by_rows = change._replace(
+        values=partial(padding.fill, with_ids=False), within=lambda: rows or nullcontext()
+    )
+    seen = effects(runs, by_rows, lacking=lacking, must_move=False)
+    if rows is None or rows.count:
+        change = by_rows
+    else:  # nothing looks the ids up: they are changed themselves
         seen = effects(runs, change, lacking=lacking, must_move=False)
-    if runs.base.loss is None:  # what stands beside the steps, as a last state, may not be used
+    if not any(gradient is not None for gradient in runs.base.read):  # a last state may be unused
         shapes = [runs.base.outputs[one.output].shape for one in seen]
         has = [(steps in s[1:], len(s) > 2) for s in shapes]
         seen = [one for one, has_steps in zip(seen, has, strict=True) if has_steps == max(has)]
     worst = max(one.difference for one in seen)
     if not worst.effect > 0.0:
-        return Effects(text, _of_loss(runs, padding.real, seen[0].ran))
+        return Effects(change.text)
     if not padding.is_sure:
-        raise UntellableError(
+        raise NotApplicableError(
             f"{padding.why} may show padding or something else, and values there have an effect; "
             "if it is padding, say padding=",
-            text,
+            change.text,
         )
 
     def kind(place: Place | None) -> str:
@@ -76,30 +74,13 @@ def what_padding_does(runs: Runs) -> Effects:
         merged = {n for of in _MERGED for n in (steps // of, -(-steps // of))}
         return "merged" if len(shape) > 1 and merged & set(shape) else "values"
 
-    return Effects(text, [parting(runs, change, worst, kind)])
-
-
-def _of_loss(runs: Runs, real: Tensor, after: Ran) -> list[Parting]:
-    """Return that the loss counts padded places; the one before a real step may be asked for it."""
-    base = runs.base
-    if not base.loss or after.loss is None:
-        return []
-    effect = abs(after.loss - base.loss) / abs(base.loss)
-    padded = ~(real | F.pad(real[:, 1:], (0, 1)))
-    counts = [
-        bool((g != 0).reshape(*real.shape, -1).any(-1)[padded.to(g.device)].any())
-        for g in base.read
-        if g is not None and g.shape[:2] == real.shape
-    ]
-    if effect <= _LEAST or (counts and not any(counts)):
-        return []
-    return [Parting("loss", effect, role="loss", before=base.loss, after=after.loss)]
+    return Effects(change.text, [parting(runs, change, worst, kind)])
 
 
 # ---- where it is ---------------------------------------------------------------------------------
 
 
-def _padding_in(runs: Runs) -> _Padding:
+def padding_in(runs: Runs) -> _Padding:
     """Return the padding that a mask or lengths in the batch show."""
     asked = runs.conventions.padding
     may_show = asked is not None or any(t.ndim == 1 or is_mask(t) for t in runs.tensors)
@@ -175,8 +156,12 @@ def real_side(runs: Runs, mask: Tensor) -> Tensor | None:
 
 def _up_to(runs: Runs, lengths: Tensor) -> Tensor | None:
     """Return which places lie within lengths; ``None`` where they fit nothing beside them."""
-    is_count = not (lengths.is_floating_point() or lengths.is_complex()) and lengths.ndim == 1
-    if not is_count or len(lengths) < 2 or not bool((lengths >= 1).all()):
+    if (
+        is_number(lengths)
+        or lengths.ndim != 1
+        or len(lengths) < 2
+        or not bool((lengths >= 1).all())
+    ):
         return None
     for other in runs.tensors:
         if other is not lengths and other.ndim > 1 and len(other) == len(lengths):
@@ -241,14 +226,16 @@ class _Padding:
         rows = tensor.flatten(0, 1)[self._sources.to(tensor.device)]
         return tensor.index_put((self._places.to(tensor.device),), rows)
 
-    def refilled(self, *, with_ids: bool = False) -> Inputs:
-        """Return the batch with real values in padded places; ids stay unless asked for."""
+    def fill(self, number: int, tensor: Tensor, *, with_ids: bool = True) -> Tensor | None:
+        """Return a tensor of the batch with real values in padded places; ids stay if told to."""
+        is_kept = number not in self._values or (_is_id(tensor) and not with_ids)
+        return None if is_kept else self._fill(tensor)
 
-        def change(number: int, tensor: Tensor) -> Tensor | None:
-            is_kept = number not in self._values or (_is_id(tensor) and not with_ids)
-            return None if is_kept else self._fill(tensor)
-
-        return self._runs.changed(change)
+    def refilled(self) -> Change:
+        """Return the change of what stands in padding."""
+        share = float((~self.real).float().mean())
+        text = f"real values in the padding ({share:.0%} of the places, by {self.why})"
+        return Change(text, self.fill, partial(_real_places, self.real), of_loss=True)
 
     def other_rows(self) -> _OtherRows | None:
         """Return what exchanges the rows of padded ids; ``None`` where there are no ids."""

@@ -23,7 +23,7 @@ from pytest_modelhealth.probes.intervening.running import (
     are_apart,
     largest_difference,
 )
-from pytest_modelhealth.probes.intervening.samples import Samples, names_of, selected
+from pytest_modelhealth.probes.intervening.samples import Samples, names_of
 from pytest_modelhealth.report import Parting
 
 _MOVED = 1e-4
@@ -46,7 +46,7 @@ def what_calls_change(runs: Runs) -> Effects:
         raise UntellableError("the model returns no tensor to hold against another run's")
     samples, another = Samples.along(runs, 0), runs.batch()
     if samples.is_common(runs) and not runs.has_others:
-        another = selected(runs, samples, torch.arange(samples.number).roll(1))
+        another = runs.changed(samples.select(torch.arange(samples.number).roll(1)))
     calls = (another, None), (runs.batch(), None), (runs.batch(), SEED)
     (_, again, other), left = _called_in_a_row(runs, *calls)
     if are_apart(base.outputs, again.outputs):
@@ -68,7 +68,7 @@ def what_calls_change(runs: Runs) -> Effects:
     partings = [*states, *[p for p in left if p.kind == "parameters" and p.effect > _MOVED][:1]]
     if by_seed is not None and by_seed.effect > 0.0 and runs.is_steady:
         anywhere = torch.ones((), dtype=torch.bool)
-        seed = Change("another seed", runs.batch, lambda _: iter([anywhere]), seed=SEED)
+        seed = Change("another seed", lambda *_: None, lambda _: iter([anywhere]), seed=SEED)
         partings.insert(0, parting(runs, seed, by_seed, _by_what))
     if base.wrote:
         names = names_of(runs)

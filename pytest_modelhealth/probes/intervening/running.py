@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -35,6 +35,10 @@ _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torc
 """Differences, by the root mean square, that another order of the same additions may make."""
 
 
+Values = Callable[[int, Tensor], Tensor | None]
+"""Makes other values, of any size, of the number of a tensor in the batch and the tensor."""
+
+
 @dataclass
 class Ran:
     """What one run of the model gave."""
@@ -43,7 +47,6 @@ class Ran:
     error: str = ""  # what it raised instead, as text
     wrote: tuple[int, ...] = ()  # which tensors of its batch it wrote to, as in `changeable`
     read: list[Tensor | None] = field(default_factory=list)  # the gradient of the loss at each
-    loss: float | None = None  # that the user or the model gives
 
 
 @dataclass(eq=False)
@@ -64,6 +67,8 @@ class Runs:
     base_seconds: float = 0.0
     count: Counter[str] = field(default_factory=Counter)
     _base: Ran | None = None
+    _guard: Guard | None = None
+    _spare: Inputs | None = None
 
     @cached_property
     def _arguments(self) -> Inputs:
@@ -72,17 +77,16 @@ class Runs:
     @cached_property
     def why_not(self) -> str:
         """Why the model cannot be run again by itself; ``""`` if it can."""
+        if self.engine.compiled:
+            return 'compiled code is not probed: leave out compiled="observe"'
         try:
             if self._beside.is_lazy:
                 return (
                     "the model is lazy, and has no parameters yet: run one batch through it first"
                 )
+            self._spare = self.batch()
         except InspectionError as error:
             return str(error)
-        if self.engine.compiled:
-            return 'compiled code is not probed: leave out compiled="observe"'
-        try:
-            self.batch()
         except Exception as error:  # noqa: BLE001 - an object of the user's
             return f"the batch cannot be copied, and so not be changed: {in_one_line(error)}"
         return ""
@@ -105,7 +109,7 @@ class Runs:
         self.count["forwards"] += 1
         return batch.call(self.model)
 
-    @property
+    @cached_property
     def tensors(self) -> list[Tensor]:
         """What `changeable` finds in the batch."""
         return changeable(self._arguments)
@@ -121,29 +125,28 @@ class Runs:
         args, kwargs = deep_copy((self._arguments.args, self._arguments.kwargs))
         return Inputs(*args, **kwargs)
 
-    def changed(self, change: Callable[[int, Tensor], Tensor | None]) -> Inputs:
-        """Return a copy of the batch in which tensors have other values, of any size.
-
-        A change makes them of the number of a tensor, as in `tensors`, and the tensor, or ``None``.
-        """
+    def changed(self, *changes: Values) -> Inputs:
+        """Return a copy of the batch in which tensors have other values, by one after the other."""
         batch = self.batch()
         with torch.no_grad():
             for number, tensor in enumerate(changeable(batch)):
-                values = change(number, tensor.detach())
-                if values is not None:
-                    tensor.data = values
+                for change in changes:
+                    values = change(number, tensor.detach())
+                    if values is not None:
+                        tensor.data = values
         return batch
 
-    def is_changed(self, batch: Inputs) -> bool:
-        """Whether a batch holds other values than the unchanged one."""
-        return not all(map(torch.equal, self.tensors, changeable(batch)))
+    def is_changed(self, change: Values) -> bool:
+        """Whether a change gives the batch other values."""
+        pairs = ((change(n, tensor.detach()), tensor) for n, tensor in enumerate(self.tensors))
+        return any(after is not None and not torch.equal(after, t) for after, t in pairs)
 
     @property
     def base(self) -> Ran:
         """The unchanged batch in evaluation mode, which all probes share."""
         if self._base is None:
             start = time.perf_counter()
-            self._base = self.forward(self.batch(), with_loss=True)
+            self._base = self.forward(self._spare or self.batch(), with_loss=True)
             self.count["forwards"] -= 1
             self.base_forwards += 1
             self.base_seconds += time.perf_counter() - start
@@ -158,8 +161,20 @@ class Runs:
         difference = largest_difference(self.base.outputs, again.outputs)
         return not again.error and (difference is None or difference.effect <= _STEADY)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Put everything back once for all runs inside, which is a good part of a small one."""
+        with self.kept(()) as self._guard:
+            try:
+                yield
+            finally:
+                self._guard = None
+
     def forward(self, batch: Inputs, **options: Any) -> Ran:
-        """Run the model once, as `take` does, and put everything back."""
+        """Run the model once, as `take` does, and put everything back, or all that is `held`."""
+        if self._guard is not None:
+            self._guard.restore_numbers()
+            return self.take(batch, **options)
         with self.kept((batch.args, batch.kwargs)):
             return self.take(batch, **options)
 
@@ -201,21 +216,14 @@ class Runs:
         """Take down the gradient of the loss at each output, where there is one."""
         outputs = find_tensors(output)
         ran.read = [None] * len(outputs)
-        try:
+        with suppress(Exception):  # the inspection has run this loss; in evaluation it may not
             loss = self.loss_of(output, self.request.target)
-            is_projection = self.request.loss is None and not any(loss is t for t in outputs)
-            if loss is not None and not is_projection:
-                ran.loss = float(loss.detach())
+            if loss is None or (self.request.loss is None and not any(loss is t for t in outputs)):
+                return  # a projection of all that there is
             wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
-            if loss is None or not loss.requires_grad or not wanted:
-                return
-            gradients: Any = torch.autograd.grad(
-                loss, [outputs[n] for n in wanted], allow_unused=True
-            )
-        except Exception:  # noqa: BLE001 - the inspection has run this loss; in evaluation it cannot
-            return
-        for number, gradient in zip(wanted, gradients, strict=True):
-            ran.read[number] = None if gradient is None else gradient.detach()
+            gradients = torch.autograd.grad(loss, [outputs[n] for n in wanted], allow_unused=True)
+            for number, gradient in zip(wanted, gradients, strict=True):
+                ran.read[number] = gradient
 
     @contextmanager
     def watched(self, batch: Inputs) -> Iterator[Request]:
@@ -225,6 +233,17 @@ class Runs:
             yield replace(
                 self.request, inputs=batch, target=None, loss=no_loss, backward=False, scaler=None
             )
+
+
+def is_number(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers that may be far apart or near."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def permutation(count: int) -> Tensor:
+    """Return another order of so many, always the same."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+    return order.roll(1) if torch.equal(order, torch.arange(count)) else order
 
 
 def changeable(batch: Inputs) -> list[Tensor]:
@@ -264,18 +283,16 @@ def difference_of(before: Tensor, after: Tensor, same: Tensor | None = None) -> 
     equal = a == b if same is None else (a == b) | ~same
     if bool(equal.all()):  # as a rule, and far cheaper to see
         return Difference(0.0, (), 0.0, 0.0)
+    same = torch.ones((), dtype=torch.bool, device=a.device) if same is None else same
     if a.is_complex():
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
-        same = None if same is None else same.unsqueeze(-1)
+        a, b, same = torch.view_as_real(a), torch.view_as_real(b), same.unsqueeze(-1)
     with torch.no_grad():
         a, b = a.double(), b.double()
         scale = _rms(a) or _rms(b)
         if not math.isfinite(scale):
             return None
         distance = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-        distance = distance.masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)
-        if same is not None:
-            distance = distance.masked_fill(~same, 0.0)
+        distance = distance.masked_fill((a == b) | (a.isnan() & b.isnan()) | ~same, 0.0)
         index = int(distance.argmax())
         most, *values = (float(one.reshape(-1)[index]) for one in (distance, a, b))
         place = tuple(int(n) for n in np.unravel_index(index, a.shape))
@@ -287,14 +304,14 @@ def _rms(values: Tensor) -> float:
     return float(values[values.isfinite()].square().mean().sqrt())
 
 
-def least_difference(before: Tensor, afters: Iterable[tuple[Tensor, Tensor]]) -> Difference | None:
+def least_difference(ways: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Difference | None:
     """Return how far two tensors are apart, in that way to read their dimensions which is least.
 
-    Each way is the second tensor and the mask of where it should be equal. What another order of
-    the same additions explains is an effect of 0.
+    Each way is both tensors and the mask of where they should be equal. What another order of the
+    same additions explains is an effect of 0.
     """
     least: Difference | None = None
-    for after, mask in afters:
+    for before, after, mask in ways:
         way = difference_of(before, after, mask)
         if way is not None and way.effect <= _ROUNDING.get(before.dtype, 1e-5):
             return way._replace(effect=0.0)

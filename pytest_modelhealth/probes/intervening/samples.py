@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,28 +13,34 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.leaks import (
+    DESIGN,
     Change,
     Effect,
     Place,
     along,
     effects,
-    in_order,
     parting,
     readings,
+    rows_of,
 )
-from pytest_modelhealth.probes.intervening.running import SEED, Runs, are_apart, changeable
+from pytest_modelhealth.probes.intervening.positions import tables_met
+from pytest_modelhealth.probes.intervening.running import (
+    Runs,
+    Values,
+    are_apart,
+    changeable,
+    is_number,
+    permutation,
+)
 from pytest_modelhealth.report import Parting
-from pytest_modelhealth.report.flow import Kind
+from pytest_modelhealth.report.flow import Flow, Graph, Kind
 
-_FEWEST = 4
 NO_EFFECT = "has no effect on the output"
-_HELD, _WAVES = {Kind.PARAMETER, Kind.BUFFER, Kind.CALL, Kind.UNKNOWN}, {"sin", "cos"}
-"""What a table is kept in or looked up by, and what it is made with."""
-_PERMUTED = "samples permuted"
+_FEWEST = 4
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
 
 
@@ -42,95 +49,181 @@ class Samples(NamedTuple):
 
     number: int
     axes: tuple[int | None, ...]  # in each of `Runs.tensors`; ``None``: no row for each
+    numbers: Tensor  # that of each row; several may be one sample, as the nodes of a graph
 
     @classmethod
-    def along(cls, runs: Runs, axis: int) -> Samples:
+    def along(cls, runs: Runs, axis: int, numbers: Tensor | None = None) -> Samples:
         """Return those along a dimension, as many as the first tensor that has it tells."""
-        count = next((t.shape[axis] for t in runs.tensors if t.ndim > axis), 0)
+        if numbers is None:
+            sizes = (t.shape[axis] for t in runs.tensors if t.ndim > axis)
+            numbers = torch.arange(next(sizes, 0))
+        count = len(numbers)
         has = (t.ndim > axis and t.shape[axis] == count for t in runs.tensors)
-        return cls(count, tuple(axis if one else None for one in has))
+        return cls(count, tuple(axis if one else None for one in has), numbers)
+
+    @property
+    def are_groups(self) -> bool:
+        """Whether several rows are one sample."""
+        return self.number > 0 and int(self.numbers[-1]) + 1 < self.number
 
     def is_common(self, runs: Runs) -> bool:
         """Whether every tensor with dimensions has them."""
         return not any(a is None and t.ndim for t, a in zip(runs.tensors, self.axes, strict=True))
+
+    def select(self, index: Tensor) -> Values:
+        """Return the change to the samples of an index, in all tensors that have some at once."""
+
+        def values(number: int, tensor: Tensor) -> Tensor | None:
+            axis = self.axes[number]
+            return None if axis is None else tensor.index_select(axis, index.to(tensor.device))
+
+        return values
+
+    def reordered(self, most: int | None = None) -> Change:
+        """Return the change to another order, of all of them or of so many."""
+        order = permutation(self.number)[:most]
+        return Change(
+            "samples permuted",
+            self.select(order),
+            lambda tensor: iter(
+                [tensor.new_ones((), dtype=torch.bool)] * (self.number in tensor.shape)
+            ),
+            rows=partial(rows_of, order, self.number),
+        )
+
+    def overwritten(self) -> list[Change]:
+        """Return two changes: every second sample by its neighbour, then the others.
+
+        Lengths in descending order stay so: it is always a valid batch. Several rows of one sample
+        are overwritten by their first, so that the vector of their numbers stays.
+        """
+        rows, every = torch.arange(self.number), torch.arange(int(self.numbers[-1]) + 1)
+        sources = self.numbers if self.are_groups else (rows ^ 1).clamp(max=self.number - 1)
+        first = torch.searchsorted(self.numbers, sources)
+        changes = []
+        for parity in (1, 0):
+            index = torch.where(self.numbers % 2 == parity, first, rows)
+            same = partial(readings, index == rows)
+            if self.are_groups:
+                same = partial(_in_front, [self.numbers % 2 != parity, every % 2 != parity])
+            changes.append(Change("every second sample overwritten", self.select(index), same))
+        return changes
+
+
+def _in_front(kept: list[Tensor], tensor: Tensor) -> Iterator[Tensor]:
+    return (along(which, tensor, 0) for which in kept if which.shape == tensor.shape[:1])
 
 
 def samples_in(runs: Runs) -> Samples:
     """Return where the samples lie: in the first dimension that all tensors have in common."""
     asked, tensors = runs.conventions.batch_dim, [t for t in runs.tensors if t.ndim]
     if runs.has_others:
-        raise UntellableError(
+        raise NotApplicableError(
             "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
         )
-    if not tensors:
-        raise UntellableError("the batch holds no tensor with dimensions")
-    samples = Samples.along(runs, asked or 0)
+    samples = Samples.along(runs, asked or 0, _groups_in(runs) if asked is None else None)
     shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
-    if asked is not None and not samples.number:
-        raise UntellableError(f"batch_dim={asked} is no dimension of the batch ({shapes})")
-    if asked is None and not samples.is_common(runs):
-        raise UntellableError(
+    if not samples.number:
+        raise NotApplicableError(f"dimension {asked or 0} of the batch ({shapes}) holds no sample")
+    if asked is None and not samples.is_common(runs) and not samples.are_groups:
+        raise NotApplicableError(
             f"the tensors of the batch have no first dimension in common ({shapes}), so that it is "
             "not known which is that of samples; say it by batch_dim="
         )
     if samples.number < 2:
-        raise UntellableError("the batch has one sample, or none; give two or more")
-    if all(
-        torch.equal(t, t.narrow(axis, 0, 1).expand_as(t))
-        for t, axis in zip(runs.tensors, samples.axes, strict=True)
-        if axis is not None
-    ):
-        raise UntellableError("all samples of the batch are equal; give samples that differ")
+        raise NotApplicableError("the batch has one sample; give two or more")
+    if not runs.is_changed(samples.select(torch.zeros(samples.number, dtype=torch.long))):
+        raise NotApplicableError("all samples of the batch are equal; give samples that differ")
     return samples
 
 
-def selected(runs: Runs, samples: Samples, index: Tensor) -> Inputs:
-    """Return the batch with the samples of an index, in all tensors that have samples at once."""
+def _groups_in(runs: Runs) -> Tensor | None:
+    """Return the vector of the batch that numbers the group of each row, where there is one.
 
-    def change(number: int, tensor: Tensor) -> Tensor | None:
-        axis = samples.axes[number]
-        return None if axis is None else tensor.index_select(axis, index.to(tensor.device))
+    It is of whole numbers, ascending from 0 without a gap, and some come more than once.
+    """
+    for tensor in runs.tensors:
+        if tensor.ndim != 1 or len(tensor) < _FEWEST or not _is_whole(tensor):
+            continue
+        ascends = int(tensor[0]) == 0 and set(tensor.diff().tolist()) == {0, 1}
+        rows = [t for t in runs.tensors if t.ndim and len(t) == len(tensor) and t is not tensor]
+        edges = (t.ndim > 1 and t.shape[1] == len(tensor) and _is_whole(t) for t in runs.tensors)
+        if ascends and rows and not any(edges):  # else what edges carry looks like rows
+            return tensor.detach().cpu()
+    return None
 
-    return runs.changed(change)
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not is_number(tensor) and tensor.dtype is not torch.bool
+
+
+def _check_for_edges(runs: Runs) -> None:
+    """Raise `NotApplicableError` where the rows of a batch are nodes of one graph.
+
+    Whole numbers in pairs, shape (2, edges) or (edges, 2), are rows of what has floating numbers.
+    """
+    tensors = [t for t in runs.tensors if t.numel() and runs.conventions.batch_dim is None]
+    tables = [len(t) for t in tensors if t.is_floating_point() and t.ndim and len(t) > 2]
+    for pairs in (t for t in tensors if t.ndim == 2 and 2 in t.shape and _is_whole(t)):
+        if pairs.min() >= 0 and any(rows // 2 <= pairs.max() < rows for rows in tables):
+            raise NotApplicableError(
+                f"the batch pairs its rows, as edges do, by a tensor of the shape "
+                f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
+            )
+
+
+def samples_in_order(runs: Runs) -> Samples:
+    """Return the samples, whose order should not matter."""
+    samples = samples_in(runs)
+    if samples.are_groups or any(t.shape[:2] == (samples.number,) * 2 for t in runs.tensors):
+        raise NotApplicableError(f"the batch holds groups or pairs of its {samples.number} rows")
+    return samples
+
+
+def whose_order_matters(runs: Runs) -> Effects:
+    """Look at what samples see of each other, and whether outputs follow them in another order.
+
+    Where they do not, no reader of the model would doubt what begins at a recurrent layer, at a
+    softmax, and at a table along the samples; the rest may be meant.
+    """
+    moved, seen = _out_of_order(runs), what_samples_see(runs)
+    is_sure = [bool(moved) and _is_certain(runs, one) for one in seen.partings]
+    partings = [
+        one if sure or one.kind != "values" else replace(one, kind="doubt")
+        for one, sure in zip(seen.partings, is_sure, strict=True)
+    ]
+    return seen._replace(partings=partings)
 
 
 def what_samples_see(runs: Runs) -> Effects:
     """Overwrite every second sample, then the others, permute all, then run one sample alone.
 
-    Where rows are no samples, or see each other, and a vector in the batch puts them into groups,
-    as nodes into graphs, the groups are the samples.
+    Where a vector in the batch puts rows into groups, as nodes into graphs, they are the samples.
     """
-    groups = _groups_in(runs)
     try:
-        of_rows = _what_rows_see(runs)
+        samples = samples_in(runs)
+        count, partings, notes = samples.number, list[Parting](), tuple[str, ...]()
+        lacking = (
+            f"no output has a row for each of the {count} samples: return what is computed for "
+            "each, not only a loss; if they are along another dimension, say batch_dim="
+        )
+        seen = effects(runs, *samples.overwritten(), lacking=lacking)
+        moved = [one for one in seen if one.difference.effect > 0.0]
+        moved = moved if samples.are_groups or not moved else _of_samples(runs, samples, moved)
     except UntellableError:
-        if groups is None:
-            _check_for_edges(runs)
-            raise
-        return _what_groups_see(runs, groups)
-    if groups is None or not of_rows.partings:
-        return of_rows
-    of_groups = _what_groups_see(runs, groups)
-    return of_rows if of_groups.partings else of_groups
-
-
-def _what_rows_see(runs: Runs) -> Effects:
-    samples = samples_in(runs)
-    count, partings, notes = samples.number, list[Parting](), tuple[str, ...]()
-    lacking = (
-        f"no output has a row for each of the {count} samples: return what is computed for each, "
-        "not only a loss; if they are along another dimension, say batch_dim="
-    )
-    seen = effects(runs, *_overwritten(runs, samples), lacking=lacking)
-    text = seen[0].change.text
-    moved = [one for one in seen if one.difference.effect > 0.0]
-    if moved and (moved := _of_samples(runs, samples, moved)):
-        worst = max(moved, key=lambda one: one.difference)
-        partings = [parting(runs, worst.change, worst.difference, partial(_kind, count))]
+        _check_for_edges(runs)
+        raise
+    if samples.are_groups:
+        note = f"the samples are the {int(samples.numbers[-1]) + 1} groups of the batch's rows"
+        partings = [_parting(runs, moved, lambda _: "values")] if moved else []
+        return Effects(seen[0].change.text, partings, (note,))
+    if moved:
+        partings = [_parting(runs, moved, partial(_kind, count))]
     else:
         with suppress(UntellableError):  # that which samples see is told
-            partings = _misplaced(runs, _out_of_order(runs, samples))
-    alone = runs.forward(selected(runs, samples, torch.arange(1)))
+            out_of_order = _out_of_order(runs)
+            partings = [_parting(runs, out_of_order, _by_table)] if out_of_order else []
+    alone = runs.forward(runs.changed(samples.select(torch.arange(1))))
     if alone.error:
         notes = (f"of one sample alone the model raises {alone.error}",)
     for whole, one in zip(runs.base.outputs, alone.outputs, strict=False):
@@ -139,122 +232,18 @@ def _what_rows_see(runs: Runs) -> Effects:
             detail = f"returns the shape {shapes[0]}, of {count} samples {shapes[1]}"
             partings.append(Parting("lost dimension", 0.0, detail=detail))
             break
-    return Effects(text, partings, notes)
+    return Effects(seen[0].change.text, partings, notes)
 
 
-def whose_order_matters(runs: Runs) -> Effects:
-    """Permute the samples; where outputs do not follow, look at what samples see of each other.
-
-    What no reader of the model would doubt is told alone: of a recurrent layer, of a softmax, and
-    of a table along the samples.
-    """
-    if _groups_in(runs) is not None:
-        raise NotApplicableError("the rows of the batch are no samples: a vector groups them")
-    samples = samples_in(runs)
-    moved = _out_of_order(runs, samples)
-    if not moved:
-        return Effects(_PERMUTED)
-    seen = what_samples_see(runs)
-    return seen._replace(partings=[one for one in seen.partings if _is_certain(runs, one)])
-
-
-def _out_of_order(runs: Runs, samples: Samples) -> list[Effect]:
-    """Return the effects on outputs that do not follow their samples into another order."""
-    count = samples.number
-    if any(t.shape.count(count) > 1 and t.shape[:2] == (count, count) for t in runs.tensors):
-        raise NotApplicableError(f"the batch holds pairs of its {count} samples")
-
-    def moved(samples: Samples) -> list[Effect]:
-        order = torch.randperm(samples.number, generator=torch.Generator().manual_seed(SEED))
-        order = order.roll(1) if torch.equal(order, torch.arange(len(order))) else order
-        everywhere, batch = torch.ones((), dtype=torch.bool), partial(selected, runs, samples)
-        change = Change(
-            _PERMUTED,
-            partial(batch, order),
-            lambda tensor: iter([everywhere.to(tensor.device)] * (len(order) in tensor.shape)),
-            back=partial(in_order, order),
-        )
-        seen = effects(runs, change, lacking=f"no output has a row for each of {len(order)}")
-        return [one for one in seen if one.difference.effect > 0.0]
-
-    effects_of_order = moved(samples)
-    if effects_of_order and not _repeats(runs):
-        raise NotApplicableError("it draws random numbers, or keeps something from call to call")
-    second = Samples.along(runs, 1)
-    if effects_of_order and runs.conventions.batch_dim is None and second.is_common(runs):
-        with suppress(UntellableError):
-            if second.number > 1 and not moved(second):
-                raise NotApplicableError(f"outputs follow instead {_SECOND}")
-    return effects_of_order
-
-
-def _repeats(runs: Runs) -> bool:
-    """Whether a second call in a row, with other random numbers, gives the same."""
-    batches = runs.batch(), runs.batch()
-    with runs.kept([(batch.args, batch.kwargs) for batch in batches]):
-        first, second = map(runs.take, batches)
-    return not second.error and not are_apart(first.outputs, second.outputs)
-
-
-def _misplaced(runs: Runs, moved: list[Effect]) -> list[Parting]:
-    """Return where something that differs by sample and is not of the samples comes in."""
-    worst = max(moved, key=lambda one: one.difference, default=None)
-    if worst is None:
-        return []
-    return [parting(runs, worst.change, worst.difference, _by_table)]
-
-
-def _by_table(place: Place | None) -> str:
-    """Return the kind of a table that comes in along the samples where runs part.
-
-    Raises:
-        UntellableError: none does: marks made of the place in a batch, noise from a fixed seed.
-    """
-    flow = None if place is None else place.observation.flow
-    if place is not None and flow is not None:
-        vertices, calls = flow.graph.vertices, flow.graph.calls
-        for vertex in vertices:
-            is_own = vertex.call >= 0 and calls[vertex.call].layer == place.parting.layer
-            if not is_own or not vertex.has("sum", "product", "join"):
-                continue
-            made_of = [[vertices[n] for n in flow.walk([o], back=True)] for o in vertex.operands]
-            tables = [made for made in made_of if all(v.kind is not Kind.INPUT for v in made)]
-            held = [v for made in tables for v in made if v.kind in _HELD or v.function in _WAVES]
-            drawn = (v.kind is Kind.CONSTANT and not v.has("constant") for t in tables for v in t)
-            if len(tables) < len(made_of) and held and not any(drawn):
-                return "table"
-    raise UntellableError("samples are told apart by something else than a table of the model's")
-
-
-def _is_certain(runs: Runs, parting: Parting) -> bool:
-    """Whether runs part at a recurrent layer, a softmax or a table along the samples."""
-    record, flow = runs.observation.layers.get(parting.layer), runs.observation.flow
-    if parting.kind in ("table", "lost dimension") or record is None:
-        return parting.kind == "table"
-    names, inside = set(parting.between), () if flow is None else flow.inside(record.name)
-    if not parting.taker and flow is not None:
-        names |= {flow.graph.vertices[number].function for number in inside}
-    is_layer = not parting.taker and "batch_first" in record.options
-    return parting.kind == "values" and (is_layer or bool(names & having("softmax")))
-
-
-def _overwritten(runs: Runs, samples: Samples) -> list[Change]:
-    """Return two changes: every second sample by its neighbour, then the others.
-
-    Lengths in descending order stay so: it is always a valid batch.
-    """
-    text, rows = "every second sample overwritten by its neighbour", torch.arange(samples.number)
-    halves = rows - rows % 2, (rows | 1).clamp(max=samples.number - 1)
-    return [
-        Change(text, partial(selected, runs, samples, index), partial(readings, index == rows))
-        for index in halves
-    ]
+def _parting(runs: Runs, moved: list[Effect], kind: Any) -> Parting:
+    worst = max(moved, key=lambda one: one.difference)
+    return parting(runs, worst.change, worst.difference, kind)
 
 
 def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect]:
     """Return those of the effects on outputs that are of samples; a pair of samples is none."""
-    text, count, why = seen[0].change.text, samples.number, ""
-    fewer = runs.forward(selected(runs, samples, torch.arange(count - 1)))
+    count, why = samples.number, ""
+    fewer = runs.forward(runs.changed(samples.select(torch.arange(count - 1))))
     shapes = [(a.shape, b.shape) for a, b in zip(runs.base.outputs, fewer.outputs, strict=False)]
     differs = [sum(a != b for a, b in zip(*pair, strict=False)) for pair in shapes]
     differs += [0] * (len(runs.base.outputs) - len(differs))
@@ -268,114 +257,93 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
             f"of one sample less its output still has {count} rows, which are no samples; give a "
             "batch of another size"
         )
-    elif runs.conventions.batch_dim is None:
-        second = Samples.along(runs, 1)
-        if second.is_common(runs) and second.number > 1:
-            with suppress(UntellableError):
-                others = effects(runs, *_overwritten(runs, second), lacking=_SECOND)
-                if not any(one.difference.effect for one in others):
-                    why = f"outputs are independent instead along {_SECOND}"
+    elif second := _second(runs):
+        with suppress(UntellableError):
+            others = effects(runs, *second.overwritten(), lacking=_SECOND)
+            if not any(one.difference.effect for one in others):
+                why = f"outputs are independent instead along {_SECOND}"
     if why:
-        raise UntellableError(why, text)
+        raise NotApplicableError(why, seen[0].change.text)
     return [one for one in seen if differs[one.output] == 1]
+
+
+def _second(runs: Runs) -> Samples | None:
+    """Return what may be samples along the second dimension, unless it is said where they are."""
+    second = Samples.along(runs, 1)
+    may_be = runs.conventions.batch_dim is None and second.is_common(runs)
+    return second if may_be and second.number > 1 else None
+
+
+def _out_of_order(runs: Runs) -> list[Effect]:
+    """Return the effects on outputs that do not follow their samples into another order."""
+
+    def moved(samples: Samples) -> list[Effect]:
+        lacking = f"no output has a row for each of {samples.number}"
+        seen = effects(runs, samples.reordered(), lacking=lacking)
+        return [one for one in seen if one.difference.effect > 0.0]
+
+    effects_of_order = moved(samples_in_order(runs))
+    if effects_of_order and not _repeats(runs):
+        raise NotApplicableError("it draws random numbers, or keeps something from call to call")
+    if effects_of_order and (second := _second(runs)):
+        with suppress(UntellableError):
+            if not moved(second):
+                raise NotApplicableError(f"outputs follow instead {_SECOND}")
+    return effects_of_order
+
+
+def _repeats(runs: Runs) -> bool:
+    """Whether a second call in a row, with other random numbers, gives the same."""
+    with runs.kept(()):
+        first, second = (runs.take(runs.batch()) for _ in range(2))
+    return not second.error and not are_apart(first.outputs, second.outputs)
+
+
+# ---- what runs part by ---------------------------------------------------------------------------
+
+
+def _by_table(place: Place | None) -> str:
+    """Return the kind of a table that comes in along the samples where runs part.
+
+    Raises:
+        UntellableError: none does: marks made of the place in a batch, noise from a fixed seed.
+    """
+    flow = flow_of(place.observation) if place is not None else Flow(Graph)
+    for vertex, made_of in tables_met(flow):
+        is_own = place and flow.graph.calls[max(vertex.call, 0)].layer == place.parting.layer
+        if is_own and not any(v.kind is Kind.CONSTANT and not v.has("constant") for v in made_of):
+            return "table"
+    raise UntellableError("samples are told apart by something else than a table of the model's")
+
+
+def _is_certain(runs: Runs, parting: Parting) -> bool:
+    """Whether runs part at a recurrent layer, a softmax or a table along the samples."""
+    record, flow = runs.observation.layers.get(parting.layer), runs.observation.flow
+    if parting.kind != "values" or record is None:
+        return parting.kind == "table"
+    names = set(parting.between)
+    if not parting.taker and flow is not None:
+        names |= {flow.graph.vertices[number].function for number in flow.inside(record.name)}
+    is_recurrent = not parting.taker and "batch_first" in record.options
+    return is_recurrent or bool(names & having("softmax"))
 
 
 def _kind(samples: int, place: Place | None) -> str:
     """Return by what samples see each other: what may be meant so is a kind of its own."""
-    if place is None:
-        return "values"
-    record, at, flow = place.record, place.parting, place.observation.flow
-    if place.chosen:
-        return "choice"
-    if record.options.get("track_running_stats") is False:
-        return "statistics"
-    if flow is not None and not at.taker and record.options.get("in_features", samples) != samples:
-        functions = {flow.graph.vertices[n].function for n in flow.inside(at.layer)}
-        if len(functions) <= 1:  # a product with each row by itself
-            raise UntellableError(
-                f"{record.label!r} gives another output for equal inputs: its weights are made of "
-                "the batch, as where a model adapts to it"
-            )
-    is_moved = at.taker and at.between and set(at.between) <= having("move")
-    if is_moved and flow is not None and set(flow.producers(at.taker)) <= set(flow.inputs):
-        return "order"
+    if place is None or place.chosen:
+        return "values" if place is None else DESIGN
+    record, at, flow = place.record, place.parting, flow_of(place.observation)
+    is_meant = record.options.get("track_running_stats") is False
+    inside = frozenset() if at.taker else flow.inside(at.layer)
+    is_product = len({flow.graph.vertices[n].function for n in inside}) <= 1
+    if is_product and not at.taker and record.options.get("in_features", samples) != samples:
+        raise NotApplicableError(f"the weights of {record.label!r} are made of the batch")
+    if at.taker and at.between and set(at.between) <= having("move"):
+        is_meant |= set(flow.producers(at.taker)) <= set(flow.inputs)  # negatives, replayed steps
     is_sequential = "batch_first" in record.options or record.type_name == "MultiheadAttention"
-    shape = () if record.inputs is None else record.inputs.shape
-    is_one = len(shape) == 2 or (len(shape) == 3 and 1 in shape[:2])
-    return "sequence" if is_sequential and is_one else "values"
-
-
-# ---- groups of rows, as the nodes of several graphs ----------------------------------------------
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-
-
-def _groups_in(runs: Runs) -> Tensor | None:
-    """Return the vector of the batch that numbers the group of each row, where there is one.
-
-    It is of whole numbers, ascending from 0 without a gap, and some come more than once.
-    """
-    tensors = [] if runs.has_others or runs.conventions.batch_dim is not None else runs.tensors
-    for tensor in tensors:
-        if tensor.ndim != 1 or len(tensor) < _FEWEST or not _is_whole(tensor):
-            continue
-        ascends = int(tensor[0]) == 0 and set(tensor.diff().tolist()) == {0, 1}
-        rows = [t for t in tensors if t.ndim and len(t) == len(tensor) and t is not tensor]
-        edges = [t for t in tensors if t.ndim > 1 and t.shape[1] == len(tensor) and _is_whole(t)]
-        if ascends and rows and not edges:  # what as many edges carry could not be told from rows
-            return tensor.detach().cpu()
-    return None
-
-
-def _what_groups_see(runs: Runs, numbers: Tensor) -> Effects:
-    """Overwrite the rows of every second group by its first row, then those of the others.
-
-    The numbers of the groups stay the same, and so does what is no row of them, such as edges.
-    """
-    rows, groups = torch.arange(len(numbers)), torch.arange(int(numbers[-1]) + 1)
-    has = (t.shape[:1] == rows.shape for t in runs.tensors)
-    samples = Samples(len(rows), tuple(0 if one else None for one in has))
-    first = torch.searchsorted(numbers, numbers)
-
-    def overwritten(parity: int) -> Change:
-        index = torch.where(numbers % 2 == parity, rows, first)
-        return Change(
-            "the rows of every second group overwritten by its first row",
-            partial(selected, runs, samples, index),
-            lambda tensor: (
-                along(of % 2 == parity, tensor, 0)
-                for of in (numbers, groups)
-                if tensor.shape[:1] == of.shape
-            ),
-        )
-
-    lacking = f"no output has a row for each of the {len(rows)} rows or {len(groups)} groups"
-    seen = effects(runs, overwritten(0), overwritten(1), lacking=lacking)
-    worst, partings = max(seen, key=lambda one: one.difference), list[Parting]()
-    if worst.difference.effect > 0.0:
-        partings = [parting(runs, worst.change, worst.difference, lambda _: "groups")]
-    note = f"the samples are the {len(groups)} groups that a vector in the batch puts its rows into"
-    return Effects(worst.change.text, partings, (note,))
-
-
-def _check_for_edges(runs: Runs) -> None:
-    """Raise `NotApplicableError` where the rows of a batch are nodes of one graph.
-
-    Whole numbers in pairs, shape (2, edges) or (edges, 2), are rows of what has floating numbers.
-    """
-    tensors = [t for t in runs.tensors if t.numel() and runs.conventions.batch_dim is None]
-    for pairs in tensors:
-        if pairs.ndim != 2 or 2 not in pairs.shape or not _is_whole(pairs):
-            continue
-        for nodes in tensors:
-            is_table = nodes.is_floating_point() and nodes.ndim and len(nodes) > 2
-            if is_table and pairs.min() >= 0 and len(nodes) // 2 <= pairs.max() < len(nodes):
-                raise NotApplicableError(
-                    f"the batch pairs its {len(nodes)} rows, as edges do, by a tensor of the shape "
-                    f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
-                )
+    shape = () if record.inputs is None or not is_sequential else record.inputs.shape
+    is_one = len(shape) == 2 or (len(shape) == 3 and 1 in shape[:2])  # one sequence
+    return DESIGN if is_meant or is_one else "values"
 
 
 # ---- one input after the other -------------------------------------------------------------------
@@ -386,44 +354,44 @@ def what_inputs_do(runs: Runs) -> Effects:
 
     Some samples come twice: a mean over the batch would not see them change places.
     """
-    base, notes, is_judged = runs.base, list[str](), False
+    notes, is_judged = list[str](), False
     try:
         samples = samples_in(runs)
     except UntellableError as error:
         raise NotApplicableError(f"no input can be replaced: {error}") from error
-    if not base.outputs:
+    if not runs.base.outputs:
         raise NotApplicableError("the model returns no tensor on which an input could show")
     rows = torch.arange(samples.number)
     indices = rows - rows % 2, torch.zeros_like(rows), torch.full_like(rows, samples.number - 1)
-    names = names_of(runs)
-    for number, (tensor, axis) in enumerate(zip(runs.tensors, samples.axes, strict=True)):
-        others = [
-            tensor.index_select(axis, i.to(tensor.device)) for i in indices if axis is not None
-        ]
-        others = [other.detach() for other in others if not torch.equal(tensor, other)]
-        if not others:
+    for number, name in enumerate(names_of(runs)):
+        changes = (partial(_only, number, samples.select(index)) for index in indices)
+        change = next(filter(runs.is_changed, changes), None)
+        if change is None:
             continue
-        ran = runs.forward(runs.changed(lambda n, _: others[0] if n == number else None))  # noqa: B023
+        ran = runs.forward(runs.changed(change))
         is_judged = is_judged or not ran.error
         if ran.error:
-            notes.append(
-                f"with input {names[number]!r} of other samples the model raises {ran.error}"
-            )
-        elif not are_apart(base.outputs, ran.outputs):
-            notes.append(f"input {names[number]!r} {NO_EFFECT}")
+            notes.append(f"with input {name!r} of other samples the model raises {ran.error}")
+        elif not are_apart(runs.base.outputs, ran.outputs):
+            notes.append(f"input {name!r} {NO_EFFECT}")
     if not is_judged:
-        raise NotApplicableError(
-            f"no input could be replaced: {'; '.join(notes)}", notes=tuple(notes)
-        )
+        reason = f"no input could be replaced: {'; '.join(notes)}"
+        raise NotApplicableError(reason, notes=tuple(notes))
     return Effects("each input by itself, by that of other samples", notes=tuple(notes))
+
+
+def _only(wanted: int, values: Values, number: int, tensor: Tensor) -> Tensor | None:
+    return values(number, tensor) if number == wanted else None
 
 
 def names_of(runs: Runs) -> list[str]:
     """Return what people call the tensors of the batch, in the order of `Runs.tensors`."""
     batch, names = runs.batch(), list[str]()
-    with runs.kept(()), suppress(TypeError, ValueError):  # a script keeps what is looked up in it
-        declared = inspect.signature(runs.model.forward).parameters.values()
-        names = [p.name for p in declared if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    forward = vars(runs.model).get("forward")  # looked up in a script, it would be kept there
+    with suppress(TypeError, ValueError):
+        declared = inspect.signature(forward or partial(type(runs.model).forward, None))
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [p.name for p in declared.parameters.values() if p.kind in kinds]
     names += map(str, range(len(names), len(batch.args)))
     known: dict[int, str] = {}
     for name, value in [*zip(names, batch.args, strict=False), *batch.kwargs.items()]:

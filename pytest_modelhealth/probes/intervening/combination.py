@@ -1,0 +1,83 @@
+"""All changes that a batch shows to apply, made at once: one run, if nothing moves that should not.
+
+Later steps, padding and the order of the samples change in separate places, so that each output
+still tells what it should be.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.probes.conventions import Effects, UntellableError
+from pytest_modelhealth.probes.intervening.future import asked_sequence, permuted
+from pytest_modelhealth.probes.intervening.leaks import Change, effects
+from pytest_modelhealth.probes.intervening.padding import padding_in
+from pytest_modelhealth.probes.intervening.running import Runs, is_number
+from pytest_modelhealth.probes.intervening.samples import samples_in_order
+
+
+def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableError]:
+    """Return how those of these probes end that need no run of their own.
+
+    One that is left out has something to look into, or its change cannot be told from another.
+    """
+    ends, changes = dict[str, Effects | UntellableError](), dict[str, Change]()
+    with runs.held():
+        for name in filter(names.__contains__, _CHANGES):
+            try:
+                change = _CHANGES[name](runs)
+            except UntellableError as end:
+                ends[name] = end
+            else:
+                if change is not None and runs.is_changed(change.values):
+                    changes[name] = change
+        with suppress(UntellableError):
+            if changes and _leave_alone_what_they_should(runs, [*changes.values()]):
+                ends |= {name: Effects(change.text) for name, change in changes.items()}
+    return ends
+
+
+def _causality(runs: Runs) -> Change | None:
+    sequence = asked_sequence(runs)
+    return permuted(runs, sequence) if sequence.shift == 1 else None
+
+
+def _order(runs: Runs) -> Change:
+    samples = samples_in_order(runs)
+    # half of them cost less, and sizes tell which rows are theirs
+    return samples.reordered(max(2, samples.number // 2))
+
+
+_CHANGES: dict[str, Callable[[Runs], Change | None]] = {
+    "causality": _causality,
+    "padding": lambda runs: padding_in(runs).refilled(),
+    "sample_independence": _order,
+}
+"""In the order in which they are made: samples are permuted as they have become."""
+
+
+def _leave_alone_what_they_should(runs: Runs, changes: list[Change]) -> bool:
+    """Whether no output moves that should not, where each has places for all changes to leave."""
+
+    def values(number: int, tensor: Tensor) -> Tensor | None:
+        for change in changes:
+            after = change.values(number, tensor)
+            tensor = tensor if after is None else after
+        return tensor
+
+    def same(tensor: Tensor) -> Iterator[Tensor]:
+        for masks in itertools.product(*(change.same(tensor) for change in changes)):
+            yield functools.reduce(torch.logical_and, masks)
+
+    of_loss, rows = any(change.of_loss for change in changes), changes[-1].rows
+    every = Change("all changes at once", values, same, of_loss, rows=rows)
+    seen = effects(runs, every, lacking="no output has rows", must_move=False)
+    read = [gradient for gradient in runs.base.read if gradient is not None and of_loss]
+    count = len(read) or sum(map(is_number, runs.base.outputs))
+    return len(seen) == count and not any(one.difference.effect > 0.0 for one in seen)
