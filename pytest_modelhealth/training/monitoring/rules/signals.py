@@ -159,6 +159,8 @@ def _still_high(event: CourseEvent, course: Course) -> Severity | None:
 
 def _cut_for_long(event: CourseEvent, course: Course) -> Severity | None:
     """An expert may idle; a layer that is called and has no gradient for long is cut."""
+    if event.value == 0.0:
+        return by_loss(event, course)
     is_long = event.rows >= 0.5 * course.steps and event.facts["is_called"] > 0.0
     return "fail" if is_long else "warn"
 
@@ -166,13 +168,6 @@ def _cut_for_long(event: CourseEvent, course: Course) -> Severity | None:
 _faded = partial(
     Kind, measure="change", limit="min_gradient_kept", below=True, patience=20, grade=_still_high
 )
-_cut = partial(
-    Kind,
-    cause="what it makes is dead behind it, or no longer reaches the loss",
-    measure="rows",
-    limit="max_steps_without_gradient",
-)
-_NO_GRADIENT = " since step {step}, over {rows} watched steps, while others have theirs"
 
 
 @rule(
@@ -190,28 +185,28 @@ _NO_GRADIENT = " since step {step}, over {rows} watched steps, while others have
         "what the loss is made of saturates: it no longer tells how to improve",
     ),
     Kind(
-        "all_zero",
-        "every gradient is exactly zero since step {step}, while the loss is {loss.recent:.3g}",
-        "all units are dead or saturated, or the loss is clamped",
-        patience=20,
-        grade=_still_high,
+        "none",
+        "the gradients of {layer} are zero or missing since step {step}, over {rows} watched "
+        "steps, while others have theirs",
+        "what it makes is dead behind it, or no longer reaches the loss",
+        "rows",
+        "max_steps_without_gradient",
+        grade=_cut_for_long,
     ),
-    _cut("zero", "the gradients of {layer} are exactly zero" + _NO_GRADIENT, grade=by_loss),
-    _cut("missing", "the gradients of {layer} are missing" + _NO_GRADIENT, grade=_cut_for_long),
 )
 def fading_gradients(table: Table, follower: Follower) -> Iterator[None]:
     """Gradients that fade with the loss are those of a model that has learnt."""
-    total, shares, own, without = Levels(), Levels(), Levels(), Runs()
+    total, shares, own, without = Levels(zeros=True), Levels(), Levels(), Runs()
     has_faded: Any = False
     is_total_faded: Any = False
-    zeros, role = 0, "parameter_gradients"
+    role = "parameter_gradients"
     while True:
         norm, values = table.row.gradient_norm, table["parameter_gradient_norm"]
-        total.add(norm, is_total_faded)
-        is_total_faded = total.fell(100.0)
-        zeros = zeros + 1 if norm == 0.0 else 0
+        is_zero = norm == 0.0
+        total.add(norm, is_total_faded | is_zero)
+        is_total_faded = total.fell(100.0) | is_zero
         high, usual, valid = np.exp(total.high), np.exp(total.usual), not math.isnan(norm)
-        follower.mark("all_zero", zeros > 1, 0.0, usual, valid=valid, role="gradients")
+        high = 0.0 if is_zero else high
         follower.mark("all", is_total_faded, high, usual, valid=valid, role="gradients")
         if not (math.isfinite(norm) and norm > 0.0):
             yield
@@ -223,18 +218,16 @@ def fading_gradients(table: Table, follower: Follower) -> Iterator[None]:
         lacks = ~(values > 0.0) & (table["trainable_fraction"] > 0.0) & (own.count >= 5)
         lacks &= ~(table["parameter_gradient_nonfinite"] > 0.0)
         without.add(lacks, np.ones_like(lacks), table.row.step)
-        usual, facts = np.exp(own.usual), {"is_called": ~np.isnan(table["activation_rms"])}
-        for kind, is_kind in (("zero", values == 0.0), ("missing", values != 0.0)):
-            follower.mark(
-                kind,
-                is_kind & (without.count >= 5),
-                0.0,
-                usual,
-                role=role,
-                since=without.since,
-                rows=without.count,
-                facts=facts,
-            )
+        follower.mark(
+            "none",
+            without.count >= 5,
+            values,
+            np.exp(own.usual),
+            role=role,
+            since=without.since,
+            rows=without.count,
+            facts={"is_called": ~np.isnan(table["activation_rms"])},
+        )
         yield
 
 
