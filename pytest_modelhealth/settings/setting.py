@@ -176,6 +176,11 @@ Ratio = partial(Setting, type=float, minimum=0.0)
 Share = partial(Setting, type=float, minimum=0.0, maximum=1.0)
 Factor = partial(Setting, type=float, minimum=1.0)
 Count = partial(Setting, type=int, minimum=1)
+# The same for the whole model.
+ModelRatio = partial(Ratio, per_layer=False)
+ModelShare = partial(Share, per_layer=False)
+ModelFactor = partial(Factor, per_layer=False)
+ModelCount = partial(Count, per_layer=False)
 
 
 WAIVE = Setting(
