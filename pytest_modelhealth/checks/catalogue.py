@@ -28,8 +28,7 @@ CHECKS.add(
     ModelRatio(
         "max_input_rms",
         default=30.0,
-        help="largest root mean square of inputs that go into weights as they are (images in "
-        "0-255 have about 100; a table of uncentred columns may have 100 times as much)",
+        help="largest root mean square of inputs that go into weights as they are",
     ),
     rank=12,
     role="inputs",
@@ -40,14 +39,12 @@ CHECKS.add(
     Ratio(
         "max_weight_scale",
         default=4.5,
-        help="largest standard deviation of initial weights times the root of their fan-in (He "
-        "et al. start at 1.41, healthy routers of experts reach 4.4)",
+        help="largest standard deviation of initial weights times the root of their fan-in",
     ),
     Ratio(
         "min_weight_scale",
         default=0.01,
-        help="smallest such product, where other weights follow and most layers have more "
-        "(0.033 is the least of 51 transformer architectures)",
+        help="smallest such product, where other weights follow and most layers have more",
     ),
     rank=14,
     role="parameters",
@@ -69,8 +66,7 @@ CHECKS.add(
     Factor(
         "max_norm_mismatch",
         default=5.0,
-        help="largest factor between a batch normalisation's output in evaluation mode and "
-        "what its scale and shift make of normalised values (0.51 to 1.54 in trained models)",
+        help="largest factor of a batch normalisation's output by what its scale and shift tell",
     ),
     rank=16,
 )
@@ -90,20 +86,17 @@ CHECKS.add(
     Share(
         "max_dead_fraction",
         default=0.8,
-        help="largest part of a layer's units that may be inactive for every sample (healthy "
-        "deep ReLU networks reach 0.5 to 0.7 when initialised)",
+        help="largest part of a layer's units that may be inactive for every sample",
     ),
     Share(
         "max_held_fraction",
         default=0.5,
-        help="largest part of the units that may be dead and lie further below zero than any "
-        "unit of the layer rises above it (SageMaker Debugger: half)",
+        help="largest part of the units that may be dead and held far below zero",
     ),
     Count(
         "min_samples",
         default=32,
-        help="fewest samples (or tokens) that say anything about dead or saturated units; "
-        "with fewer, what is over its limit is inconclusive",
+        help="fewest samples (or tokens) that say anything about dead or saturated units",
     ),
     rank=20,
     reads_scale=True,
@@ -114,14 +107,12 @@ CHECKS.add(
     Share(
         "max_saturated_fraction",
         default=0.75,
-        help="largest part of the inputs of a bounded activation that may lie where it is flat "
-        "(SageMaker Debugger: half; a trained hypernetwork reaches 0.57)",
+        help="largest part of the inputs of a bounded activation that may lie where it is flat",
     ),
     Share(
         "max_one_hot",
         default=0.9,
-        help="largest mean sum of squares of the rows of a softmax with large scores (1 is "
-        "one-hot; healthy attention stays under 0.6)",
+        help="largest mean sum of squares of the rows of a softmax (1 is one-hot)",
     ),
     rank=25,
     reads_scale=True,
@@ -146,9 +137,7 @@ CHECKS.add(
     Share(
         "max_idle_rows",
         default=0.05,
-        help="largest part of the rows or columns of a matrix of a fresh model that may be "
-        "zero and get a gradient of exactly zero, from four on, while the rest learns (0 in "
-        "healthy models; pruning leaves 5 %, training 6 %)",
+        help="largest part of a fresh matrix's rows or columns that may be zero and never learn",
     ),
     rank=30,
     reads_scale=True,
@@ -160,14 +149,12 @@ CHECKS.add(
     Factor(
         "max_activation_growth",
         default=100.0,
-        help="largest root mean square of activations relative to the inputs (11 is the most "
-        "of healthy models, 40 residual blocks without a norm included)",
+        help="largest root mean square of activations relative to the inputs",
     ),
     Share(
         "min_activation_scale",
         default=1e-8,
-        help="smallest root mean square of activations relative to the inputs, along layers "
-        "that feed each other (float32 resolves 1e-7 beside a bias)",
+        help="smallest root mean square of activations relative to the inputs",
     ),
     rank=36,
     reads_scale=True,
@@ -200,14 +187,12 @@ CHECKS.add(
     Share(
         "vanishing_ratio",
         default=1e-7,
-        help="smallest gradient of the first layers relative to their weights, as a part of "
-        "the largest of a later layer (float32 resolves 1e-7: nothing is learnt)",
+        help="smallest gradient by weights of the first layers, as a part of a later layer's",
     ),
     Ratio(
         "exploding_ratio",
         default=1e4,
-        help="largest root mean square of a layer's gradients relative to that of its weights "
-        "(at 1e4, a step at a learning rate of 1e-4 is as large as the weights)",
+        help="largest root mean square of a layer's gradients relative to that of its weights",
     ),
     rank=40,
     reads_scale=True,
@@ -243,8 +228,7 @@ CHECKS.add(
     Share(
         "max_removable_fraction",
         default=None,
-        help="largest part of a layer's units that may be removable, where "
-        "`Inspector.removable` looked for them",
+        help="largest part of a layer's units that `Inspector.removable` may find removable",
     ),
     rank=47,
 )
@@ -291,8 +275,7 @@ RANKS.add(
     Factor(
         "max_weight_ratio",
         default=1.5,
-        help="largest weight of a target relative to one of another rank, where each rank's "
-        "loss is a mean over its own (one sample fewer of 32: 1.03)",
+        help="largest weight of a target relative to one of another rank",
     ),
     role="loss",
 )
@@ -302,8 +285,7 @@ RANKS.add(
     Count(
         "min_norm_samples",
         default=16,
-        help="fewest samples of a rank that a batch norm may normalise by, where ranks share "
-        "the batch out",
+        help="fewest samples of a rank that a batch norm may normalise by",
     ),
     severity="warn",
 )

@@ -25,8 +25,7 @@ LAYERS = Patterns(
     "layers",
     list,
     default=("*",),
-    help="names or shell wildcards of layers: only these are judged; all are still observed, so "
-    "that a fault is traced to where it begins",
+    help="names or shell wildcards of layers: only these are judged; all are still observed",
     per_layer=False,
 )
 
@@ -49,8 +48,7 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
             "severity",
             dict,
             default=(),
-            help="warn or fail, for all checks or by name or shell wildcard: a violation of a "
-            "check that warns is shown and warned about, and fails nothing",
+            help="warn or fail, for all checks or by name or shell wildcard; what warns is shown",
             per_layer=False,
             one_of=names,
         ),
@@ -58,10 +56,8 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
             "probes",
             list,
             default=(AUTOMATIC,),
-            help="probes to run, by name or shell wildcard: checks that change something and run "
-            "the model again; true or all is every one, false or none is none, auto is those that "
-            "a run itself calls for; in tests the default is applicable: those of one further "
-            "forward as well, where the batch shows that they apply",
+            help="probes to run, by name or shell wildcard; all, none, auto (those that a run "
+            "calls for) or, as in tests, applicable (those of one further forward that apply, too)",
             per_layer=False,
             one_of=tuple(check.name for check in checks if check.is_probe),
         ),
@@ -71,16 +67,13 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
             "auto_check",
             bool,
             default=True,
-            help="whether a report or comparison whose verdict the test did not ask for is checked "
-            "when the test ends; false is for a test that wants numbers of an unhealthy model",
+            help="whether a report is checked when the test ends that did not ask for its verdict",
         ),
         whole(
             "inconclusive",
             str,
             default="warn",
-            help="pass, warn or fail: what an inconclusive report does to a test, where it is "
-            "checked when the test ends and in assert_healthy; warn gives a ModelHealthWarning and "
-            "passes",
+            help="pass, warn or fail: what an inconclusive report does where it is checked",
             one_of=("pass", "warn", "fail"),
         ),
         whole(
@@ -93,8 +86,7 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
             "rank_timeout",
             float,
             default=60.0,
-            help="seconds that a rank waits for the others that inspect a distributed model with "
-            "it",
+            help="seconds that a rank waits for the others that inspect a model with it",
             minimum=0.1,
         ),
     )
@@ -104,7 +96,7 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
         type=dict,
         default=(),
         help="thresholds for the layers that a name or shell wildcard matches; they win over the "
-        "value for all layers, and of several that match the last one wins",
+        "value for all layers, the last that matches first",
         per_layer=False,
     )
     return (*choosing, thresholds, *others)

@@ -26,8 +26,7 @@ STEP.add(
     ModelFactor(
         "max_gradient_factor",
         default=1000.0,
-        help="largest gradient at the optimizer's step by the slope of the loss that the step "
-        "returns, and the inverse of the least",
+        help="largest gradient at the optimizer's step by the slope of the loss, and the inverse",
     ),
     role="parameter_gradients",
 )
@@ -58,14 +57,12 @@ STEP.add(
     ModelRatio(
         "max_step_ratio",
         default=1.0,
-        help="largest update of a training step by the weights that it changes, both L2 norms, "
-        "the median over matrices",
+        help="largest update of a training step by the weights that it changes, over matrices",
     ),
     ModelRatio(
         "max_decay",
         default=0.02,
-        help="largest share of the weights that weight decay takes in one step (0.02 halves "
-        "them in 34)",
+        help="largest share of the weights that weight decay takes in one step",
     ),
 )
 STEP.add(
@@ -100,8 +97,7 @@ STEP.add(
     ModelShare(
         "min_loss_fall",
         default=0.02,
-        help="least fall of the loss when a step is called on one batch again and again, by "
-        "the first loss",
+        help="least fall of the loss by the first when a step is called again on one batch",
     ),
     role="activations",
 )
