@@ -737,7 +737,7 @@ PAIRS = [
     ),
     Pair(
         "evaluation mode", "training_mode", "",
-        ("the model trains in evaluation mode: nothing is dropped and batch", "between.1"),
+        ("the model trains in evaluation mode, without dropout or statistics", "between.1"),
         lambda: in_mode(False), lambda: in_mode(False, calls_train=True),
     ),
     Pair(

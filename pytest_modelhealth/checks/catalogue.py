@@ -299,11 +299,8 @@ RANKS.add(
 @cache
 def every_check() -> tuple[Check, ...]:
     """Return one of each check, those of the wings that are there among them, the gravest first."""
-    of_wings = (wing(home)() for home in _OF_WINGS if has_wing(home))
-    return by_rank((*all_checks(), *chain.from_iterable(of_wings)))
-
-
-_OF_WINGS = ("probes:all_probes", "training.catalogue:all_checks")
+    homes = filter(has_wing, ("probes:all_probes", "training.catalogue:all_checks"))
+    return by_rank((*all_checks(), *chain.from_iterable(wing(home)() for home in homes)))
 
 
 @cache

@@ -195,17 +195,12 @@ def why_nothing(observation: Observation, *, gradients: bool) -> Finding | None:
     ]
     is_silent = bool(ran) and ran[0].name == "" and ran[0].reason.endswith(", no tensor")
     if ran and (is_silent or not any(numbers)):
-        reason = (
-            f"nothing came of the model ({ran[0].reason}); return what it computes, and consume "
-            "generators, before it is inspected"
-        )
+        reason = f"nothing came ({ran[0].reason}): return what it computes, consume generators"
         if ran[0].activations is not None:
             reason = "every activation is empty: the batch has no samples; give at least one"
         elif "meta device" in ran[0].reason:
-            reason = (
-                f"no layer that ran returned a number to judge ({ran[0].reason}); move model and "
-                "batch to a device with values, such as the CPU"
-            )
+            reason = f"no layer that ran returned a number to judge ({ran[0].reason}); move model "
+            reason += "and batch to a device with values, such as the CPU"
         return Finding("observation", ran[0].name, message=reason, grade="unsure")
     if only := observation.outputs_only:
         reason = f"its inputs and outputs alone were judged, and no layer inside: {only}"

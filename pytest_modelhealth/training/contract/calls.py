@@ -10,11 +10,6 @@ from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import is_inside, parent
 from pytest_modelhealth.training.contract.fault import Broken, listed
 
-_EFFECTS = {
-    "dropout": "nothing is dropped",
-    "batch_norm": "batch normalisation takes its running statistics",
-}
-
 
 def training_mode(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield what trains in evaluation mode: dropouts, and batch normalisations that learn."""
@@ -24,8 +19,7 @@ def training_mode(step: Stepped, settings: Settings, broken: Broken) -> Iterator
         if False in mode.training
         if mode.kind == "dropout" or (mode.kind == "batch_norm" and mode.trainable)
     ]
-    names = {mode.layer for mode in step.modes}
-    outermost = [m for m in step.modes if not any(is_inside(m.layer, name) for name in names)]
+    outermost = [m for m in step.modes if not any(is_inside(m.layer, n.layer) for n in step.modes)]
     is_whole = all(any(t is False for t in mode.training) for mode in outermost)
     if not is_whole:  # a part, of which an optimizer moves something
         moved = [p.layer for p in step.parameters if any(p.updates)]
@@ -38,16 +32,13 @@ def training_mode(step: Stepped, settings: Settings, broken: Broken) -> Iterator
     if not affected:
         return
     call = min(mode.training.index(False) for mode in affected) + 1
-    kinds = sorted({mode.kind for mode in affected}, reverse=True)
     yield broken(
         f"{'the' if is_whole else 'a part of the'} model trains in evaluation mode"
-        f"{f' from call {call} on' if call > 1 else ''}: "
-        f"{' and '.join(_EFFECTS[kind] for kind in kinds)} ({listed(affected)})",
-        "model.train() is missing: after a validation, after from_pretrained, which returns a "
-        "model in evaluation mode, or before the first step"
+        f"{f' from call {call} on' if call > 1 else ''}, without dropout or statistics of the "
+        f"batch ({listed(affected)})",
+        "model.train() is missing: after a validation, or after from_pretrained"
         if is_whole
-        else "eval() was called on this part, which an optimizer moves: call train() again, or "
-        "freeze it",
+        else "eval() was called on this part, which an optimizer moves: call train(), or freeze it",
         ["", *affected[1:]] if is_whole else affected[:1],
         value=float(len(affected)),
         severity="fail" if is_whole and not (step.switched and call == 1) else "warn",
@@ -89,24 +80,21 @@ def running_statistics(step: Stepped, settings: Settings, broken: Broken) -> Ite
 
 def batch_influence(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield that the batch, or a half of it, changes nothing."""
-    halves = zip(("first", "second"), step.halves, strict=False)
-    idle = [half for half, counts in halves if not counts]
+    idle = [h for h, counts in zip(("first", "second"), step.halves, strict=False) if not counts]
     if len(idle) == 1:
         yield broken(
             f"the {idle[0]} half of the batch ({step.samples // 2} samples) has no influence on "
-            "the gradient: replaced by other samples, it leaves every number as it was",
-            "a slice of the batch, a loop over micro-batches of which one is kept, a part whose "
-            "backward pass is missing, or a mask over places instead of samples",
+            "the gradient",
+            "a slice of the batch, one of several micro-batches that is kept, or a mask over "
+            "places instead of samples",
             value=1.0,
             # a loss may weigh samples on purpose; what no layer sees is forgotten
             severity="warn" if step.runs_whole else "fail",
         )
     elif idle and any(any(p.changes) for p in step.parameters):
         yield broken(
-            f"none of the {step.samples} samples of the batch has an influence on what the step "
-            "does: replaced by one another, they leave every parameter as it was",
-            "the step reads another batch, from around it, or writes over the gradient; a step "
-            "that needs no data takes None for a batch",
+            f"none of the {step.samples} samples of the batch has an influence on the parameters",
+            "the step reads another batch, from around it; one that needs no data takes None",
             value=1.0,
         )
 
@@ -123,8 +111,7 @@ def later_calls(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
     most = limit.value * losses[0] if leaps and losses[0] > 0.0 else math.inf
     for call, loss in enumerate(losses, start=1):
         if not math.isfinite(loss):
-            cause = "the update before it was too large: the learning rate, a scale that was not "
-            cause += "removed, or gradients that are not clipped"
+            cause = "the update before it was too large: the learning rate, or a scale left in it"
             if call == 1:
                 cause = "see run_inspection for the layer where it begins"
             yield broken(f"the loss of call {call} is {loss}", cause, value=loss)
@@ -132,8 +119,7 @@ def later_calls(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
         if loss > most:
             yield broken(
                 f"on one batch the loss grows from {losses[0]:.4g} to {loss:.4g} by call {call}",
-                "the learning rate is too large, the gradient is not what it should be, or the "
-                "update has the wrong sign",
+                "the learning rate is too large, or the update has the wrong sign",
                 value=loss / losses[0],
                 limit=limit,
             )
@@ -141,11 +127,9 @@ def later_calls(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
     if step.raised:
         cause = "the step leaves something behind that the next call cannot work with"
         if "StopIteration" in step.raised:
-            cause = "an iterator that the step reads from runs out, which cannot be put back: have "
-            cause += "the step work on the batch that it is given"
+            cause = "an iterator that the step reads from runs out: use the batch that it is given"
         elif "second time" in step.raised or "inplace" in step.raised:
-            cause = "something with its graph is carried from call to call: a hidden state, a "
-            cause += "running mean, a loss; detach() it"
+            cause = "a hidden state, a mean or a loss is carried on with its graph; detach() it"
         yield broken(f"call {len(step.losses) + 1} of the step raises {step.raised}", cause)
     if step.growing:
         yield broken(
@@ -158,13 +142,11 @@ def later_calls(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
 def resumption(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield what differs after the saved state is loaded."""
     if step.resumed:
-        is_sentence = step.resumed.startswith("the step")
+        what = f"the step after loading the saved state differs: {step.resumed} is another"
         yield broken(
-            step.resumed
-            if is_sentence
-            else f"the step after loading the saved state differs: {step.resumed} is another",
-            "something that the step goes on from is not saved: a plain attribute, a buffer with "
-            "persistent=False, a scheduler, a scaler or a moving average that is not in restore=",
+            step.resumed if step.resumed.startswith("the step") else what,
+            "it is not saved: a plain attribute, a buffer with persistent=False, or a scheduler, "
+            "scaler or moving average that is not in restore=",
             [p for p in step.parameters if p.name == step.resumed],
         )
 
@@ -177,8 +159,7 @@ def weight_ties(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
         yield broken(
             f"{output or 'the output embedding'} is tied to {source or 'the input embedding'} by "
             "the configuration (tie_word_embeddings), and is a tensor of its own in the model",
-            "one of them was replaced, copied or loaded by assignment after tying: call "
-            "model.tie_weights()",
+            "one was replaced or loaded by assignment after tying: call model.tie_weights()",
             [layer],
             tensor=own,
         )
@@ -210,10 +191,8 @@ def optimizer_settings(step: Stepped, settings: Settings, broken: Broken) -> Ite
             )
         if one.frozen_groups:
             yield broken(
-                f"{one.type_name} has {one.frozen_groups} groups in which every parameter is "
-                "frozen",
-                "requires_grad_(True) is missing after another stage; what is frozen needs no "
-                "group",
+                f"{one.type_name} has {one.frozen_groups} groups of frozen parameters alone",
+                "requires_grad_(True) is missing after another stage, or the group is not needed",
                 severity="warn",
             )
     if step.switches:
@@ -224,8 +203,7 @@ def optimizer_settings(step: Stepped, settings: Settings, broken: Broken) -> Ite
         )
     if step.seeds:
         yield broken(
-            "every call draws the very same random numbers: the same units are dropped, the same "
-            "noise is added",
+            "every call draws the very same random numbers, for dropout and noise",
             "a seed is set in the step",
         )
     if shared := [p.name for p in step.parameters if p.shared]:

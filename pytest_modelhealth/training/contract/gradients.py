@@ -22,8 +22,7 @@ def gradient_path(step: Stepped, settings: Settings, broken: Broken) -> Iterator
         yield broken(
             f"the loss that the step returns depends on {len(names)} parameters that the optimizer "
             f"holds and that never get a gradient: {listed(names)}",
-            "a part of the loss is added after backward(), as a number (.item()), or from a "
-            "detached output",
+            "a part of the loss is added after backward(), as a number, or from what is detached",
             [parent(name) for name in names],
             value=abs(slope),
             tensor=names[0].rpartition(".")[2],
@@ -63,8 +62,6 @@ def gradient_path(step: Stepped, settings: Settings, broken: Broken) -> Iterator
             what = f"{listed(parameters)} {what}"
             yield broken(what, cause, parameters, severity=grade, independent=False)
 
-
-# ---- by which factor -----------------------------------------------------------------------------
 
 _DOUBTFUL = 1.5
 _STEEP = 10.0
@@ -128,10 +125,7 @@ def _why(slope: LossSlope) -> str:
                 f"{round(factor)} micro-batches, or a sum over {round(factor)} samples, that are "
                 "not divided by their number; or a backward pass that runs so often"
             )
-        return (
-            "gradients of more than this loss are added up: of an earlier call, of a second "
-            "backward pass, of a term that is not returned; or a scale is never removed"
-        )
+        return "gradients of an earlier call, or of terms that are not returned, are added up"
     is_clipped = is_own or (slope.added or 0.0) > slope.gradient * (1.0 + _UNSCALED)
     is_clipped = is_clipped and not _is_divided(slope)
     if factor > 1.0 / _DOUBTFUL or (is_clipped and factor > _UNSCALED):
@@ -147,7 +141,7 @@ def left_over_gradients(step: Stepped, settings: Settings, broken: Broken) -> It
         yield broken(
             f"gradients that the optimizer has stepped on are still there when it steps again: "
             f"{listed(again)}",
-            "zero_grad() is missing, stands between backward() and step() only, outside of a "
-            "closure, or is another optimizer's; or step() is called twice, by a wrapper, say",
+            "zero_grad() is missing, outside of a closure, or another optimizer's; or step() is "
+            "called twice, by a wrapper, say",
             again,
         )

@@ -12,8 +12,6 @@ from pytest_modelhealth.settings.setting import parent
 from pytest_modelhealth.training.catalogue import STEP
 from pytest_modelhealth.training.contract.fault import Broken, listed
 
-# ---- what is held --------------------------------------------------------------------------------
-
 
 def trained_parameters(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield what gets a gradient and is in no optimizer, and the other way round."""
@@ -51,13 +49,10 @@ def trained_parameters(step: Stepped, settings: Settings, broken: Broken) -> Ite
         yield broken(
             f"{len(cut)} parameters that the optimizer holds never get a gradient: their layers "
             f"only run with gradients off: {listed(cut)}",
-            "torch.no_grad() or inference_mode() is around a part that should learn; what should "
-            "not is frozen by requires_grad_(False) and left out of the optimizer",
+            "torch.no_grad() or inference_mode() is around a part that should learn, or leave it "
+            "out of the optimizer",
             cut,
         )
-
-
-# ---- whether they move ---------------------------------------------------------------------------
 
 
 def parameter_updates(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
@@ -71,15 +66,13 @@ def parameter_updates(step: Stepped, settings: Settings, broken: Broken) -> Iter
             yield broken(
                 f"the learning rate of {name} falls from {rates[0]:.3g} to exactly 0 after the "
                 "first call, and stays there",
-                "the schedule is stepped each batch although it counts epochs, or is given too few "
-                "steps",
+                "the schedule is stepped each batch though it counts epochs, or has too few steps",
             )
         others = (other for other in step.optimizers if "anew" in other.traits)
         if optimizer.given and not any(optimizer.steps) and any(others):
             yield broken(
                 f"{name}, which was given, never steps; another that the step has itself does",
-                "an optimizer is made anew in each step, and forgets its momentum, or the step "
-                "reads another one from around it",
+                "an optimizer is made anew in each step, or read from around it",
             )
         if "unreached" in optimizer.traits:
             yield broken(
@@ -91,8 +84,7 @@ def parameter_updates(step: Stepped, settings: Settings, broken: Broken) -> Iter
     undone = [p for p in step.parameters if any(p.updates) and not any(p.changes)]
     if undone:
         yield broken(
-            f"{len(undone)} parameters that the optimizer changes are what they were when the call "
-            f"is over: {listed(undone)}",
+            f"{len(undone)} parameters that the optimizer changes are as before: {listed(undone)}",
             "weights are rounded, reset or written over after optimizer.step()",
             undone,
         )
@@ -162,8 +154,6 @@ def _why_still(step: Stepped) -> tuple[str, str]:
     return next((why, cause) for applies, why, cause in reasons if applies)
 
 
-# ---- which way -----------------------------------------------------------------------------------
-
 _UP = 0.1
 _OUTSIDE = 0.3
 
@@ -200,9 +190,6 @@ def update_direction(step: Stepped, settings: Settings, broken: Broken) -> Itera
             yield broken(what, cause, value=up)
 
 
-# ---- how far -------------------------------------------------------------------------------------
-
-
 def update_size(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield the first call that changes weights by more than their size, and decay that does."""
     limit = settings["max_step_ratio"]
@@ -217,8 +204,7 @@ def update_size(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
             yield broken(
                 f"call {call + 1} changes weights by {median:.2g} of their norm, the median over "
                 f"{len(matrices)} matrices; {worst.name} by {worst.updates[call]:.2g}",
-                "the learning rate is too large for these weights, or a scale of the gradient is "
-                "never removed",
+                "the learning rate is too large for these weights, or a scale is never removed",
                 [worst, *matrices],
                 value=median,
                 limit=limit,
@@ -237,19 +223,13 @@ def update_size(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
 
 
 _MOST = 0.5
-_LEAST = 1e-6
-"""A gradient that is zero but for rounding stays below."""
 
 
 def update_precision(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield the weights in half precision whose updates are rounded away."""
     limit = settings["max_swallowed"]
-    half = [
-        p
-        for p in step.trained
-        if p.dtype in ("bfloat16", "float16") and p.dimensions > 1
-        if any((size or 0.0) > _LEAST for size in p.added)
-    ]
+    kinds = ("bfloat16", "float16")
+    half = [p for p in step.trained if p.dtype in kinds and p.dimensions > 1 and any(p.added)]
     rates = [optimizer.rates for optimizer in step.optimizers if optimizer.rates]
     warms_up = any(each[-1] > each[0] for each in rates)
     if not half or warms_up or (step.optimizers and not any(map(any, rates))):
@@ -260,8 +240,7 @@ def update_precision(step: Stepped, settings: Settings, broken: Broken) -> Itera
         yield broken(
             f"{share:.0%} of the {worst.dtype} weights that have a gradient stay the same, bit "
             f"for bit: their updates are below its precision ({worst.name})",
-            "weights in half precision at a small learning rate: keep them in float32 and compute "
-            "under torch.autocast, or keep a float32 copy",
+            "keep weights in float32 and compute under torch.autocast, or keep a float32 copy",
             [worst],
             value=share,
             limit=limit,
@@ -279,13 +258,13 @@ def overfitting(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
     limit = settings["min_loss_fall"]
     first, best, call = step.overfit
     fall = (first - best) / abs(first) if first else 0.0
-    what = f"on one batch the loss falls from {first:.4g} to {best:.4g} at best (call {call}), by "
-    what += f"{fall:.1%}"
+    what = (
+        f"on one batch the loss falls from {first:.4g} to {best:.4g} (call {call}), by {fall:.1%}"
+    )
     if not fall >= limit.value:
         yield broken(
             what,
-            "the model cannot tell the samples apart, the target has nothing to do with them, or "
-            "the rate is far off",
+            "the model cannot tell the samples apart, or the target, or the rate is far off",
             value=fall,
             limit=limit,
         )

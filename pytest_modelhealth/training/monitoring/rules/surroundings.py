@@ -175,14 +175,12 @@ def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
 @rule(
     Kind(
         "constant",
-        "all inputs of the model are the same number since step {step}: their standard "
-        "deviation is {value:.3g}, it was {reference:.3g}",
+        "all inputs of the model are the same number since step {step}",
         "the loader gives blank or constant samples: nothing can be learnt of them",
     ),
     Kind(
         "scale",
-        "the standard deviation of the model's inputs jumped from {reference:.3g} to "
-        "{value:.3g} since step {step}, and stays there",
+        "the inputs' standard deviation is {value:.3g} since step {step}, it was {reference:.3g}",
         "the loader no longer standardises its samples, or gives other ones",
         "factor",
         "max_input_shift",
@@ -216,8 +214,7 @@ def _switched(event: CourseEvent, course: Course) -> Severity | None:
 @rule(
     Kind(
         "switched",
-        "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
-        "was in training mode over {reference:.0f}",
+        "{layer} trains in evaluation mode since step {step}, over {rows} watched steps",
         "a validation called eval(), and train() is not called after it: dropout is off",
         "rows",
         "max_steps_in_evaluation",
@@ -260,8 +257,8 @@ def growing_hooks(table: Table, follower: Follower) -> Iterator[None]:
 @rule(
     Kind(
         "far",
-        "the running statistics of {layer} are far from its usual batches since step {step}: "
-        "the running standard deviation is {value:.3g}, that of a usual input {reference:.3g}",
+        "the running standard deviation of {layer} is {value:.3g} since step {step}, that of its "
+        "usual input {reference:.3g}",
         "some batches are on another scale and dominate the average",
         "change",
         "max_running_drift",

@@ -66,7 +66,6 @@ _SIZES = "from {reference:.3g} to {value:.3g} (rms); it passed a tenth of that i
         "weight decay outweighs what the loss asks for",
         "change",
         "min_weight_kept",
-        below=True,
         grade=_drifted,
     ),
 )
@@ -168,15 +167,13 @@ _standing = partial(Kind, measure="rows", limit="max_steps_standing")
     _standing(
         "stopped",
         "no parameter changed since step {step}, over {rows} watched steps, though gradients came",
-        "the learning rate is 0 or too small for the weights' dtype, or the optimizer holds other "
-        "tensors, or never steps",
+        "the learning rate or the gradient is too small, or the optimizer holds other tensors",
         grade=_stops,
     ),
     _standing(
         "loss",
         "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
-        "updates are too small or too large, the targets do not belong to the inputs, or the "
-        "output does not depend on them",
+        "updates are of the wrong size, or targets, inputs and output do not belong together",
         scale=5,
         grade=_learns_nothing,
     ),
@@ -216,8 +213,8 @@ def standstill(table: Table, follower: Follower) -> Iterator[None]:
 @rule(
     Kind(
         "outside",
-        "the weights of {layer} were replaced or overwritten before step {last}: their norm "
-        "jumped from {reference:.3g} to {value:.3g}, the update was {update:.3g}",
+        "something else wrote the weights of {layer} before step {last}: their norm went from "
+        "{reference:.3g} to {value:.3g}, by an update of {update:.3g}",
         "they were initialised anew, loaded, averaged or scaled by something else",
         patience=1,
         grade="warn",
