@@ -737,7 +737,7 @@ PAIRS = [
     ),
     Pair(
         "evaluation mode", "training_mode", "",
-        ("the model trains in evaluation mode: nothing is dropped and batch", "between.1"),
+        ("the model trains in evaluation mode, without dropout or statistics", "between.1"),
         lambda: in_mode(False), lambda: in_mode(False, calls_train=True),
     ),
     Pair(
@@ -762,7 +762,7 @@ PAIRS = [
     ),
     Pair(
         "weights moved up by hand", "update_direction", "",
-        ("the step moves the weights up their gradient (cosine 1.00), and the loss rises", "alpha"),
+        ("the step moves the weights up their gradient (cosine 1.00)", "alpha"),
         lambda: by_hand(-0.1), by_hand,
     ),
     Pair(
@@ -772,7 +772,7 @@ PAIRS = [
     ),
     Pair(
         "perturbation kept", "update_direction", "",
-        ("beside the optimizer something moves the weights up their gradient (cosine 0.",),
+        ("the step moves the weights up their gradient (cosine 0.", "sharpness"),
         lambda: perturbed(False), lambda: perturbed(True),
     ),
     Pair(

@@ -201,25 +201,28 @@ class Catalogue(dict[str, Listed]):
     Args:
         home: where it stands, ``"checks.catalogue:CHECKS"``.
         run: what returns the findings of any of them; it is told which.
+        first: the rank of the first, where those after it have the next ones.
         shared: what all of them have in common.
     """
 
-    def __init__(self, home: str, run: str = "", **shared: Any) -> None:
+    def __init__(self, home: str, run: str = "", first: int = 0, **shared: Any) -> None:
         super().__init__()
+        self._first = first
         own = {"__module__": __name__, "home": home, "runs": run, "is_shared": bool(run)}
         self._shared = own | shared
 
-    def add(self, name: str, rank: int, summary: str, run: str = "", **row: Any) -> None:
+    def add(self, name: str, summary: str, *settings: Setting, run: str = "", **row: Any) -> None:
         """Add a check: a row of literals.
 
         Args:
-            name, rank, summary: as of `Check`.
+            name, summary, settings: as of `Check`.
             run: what returns its findings, where neither all have that in common nor its own file
                 does, ``"checks.<name>:findings"``.
             row: what else a `Check` declares.
         """
         runs = run or self._shared["runs"] or f"checks.{name}:findings"
-        own = {"name": name, "rank": rank, "summary": summary, "runs": runs}
+        own = {"name": name, "rank": self._first + len(self), "summary": summary, "runs": runs}
+        own["settings"] = settings
         self[name] = type(name, (Listed,), {**self._shared, **own, **row})()
 
 

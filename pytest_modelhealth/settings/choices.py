@@ -111,13 +111,10 @@ class Probes(CheckNames):
 
     def validate(self, value: object, origin: str) -> tuple[str, ...]:
         """Return `value` as a tuple of patterns; ``all`` and ``none`` are what they say."""
-        only = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
-        if isinstance(only, str):
-            only = _SWITCHES.get(only.strip().lower(), only)
-        if isinstance(only, bool):
-            return ("*",) if only else ()
-        if only in (AUTOMATIC, APPLICABLE):
-            return (only,)
+        only: Any = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+        word = only.strip().lower() if isinstance(only, str) else only
+        if isinstance(word, bool | str) and word in _WORDS:
+            return _WORDS[word]
         if isinstance(value, list | tuple) and APPLICABLE in value:
             named = [name for name in value if name != APPLICABLE]
             return (APPLICABLE, *super().validate(named, origin))
@@ -128,12 +125,9 @@ AUTOMATIC = "auto"
 """The value of `Probes` for those that a run itself calls for."""
 APPLICABLE = "applicable"
 """The value of `Probes` in a test, where it is not set: those that the batch calls for, too."""
-_SWITCHES: dict[str, object] = {
-    **dict.fromkeys(("all", "true", "yes", "on", "1"), True),
-    **dict.fromkeys(("none", "false", "no", "off", "0"), False),
-    AUTOMATIC: AUTOMATIC,
-    APPLICABLE: APPLICABLE,
-}
+_WORDS: dict[str | bool, tuple[str, ...]] = {word: (word,) for word in (AUTOMATIC, APPLICABLE)}
+_WORDS |= dict.fromkeys(("all", "true", "yes", "on", "1", True), ("*",))
+_WORDS |= dict.fromkeys(("none", "false", "no", "off", "0", False), ())
 
 
 class DtypeName(Setting):

@@ -54,7 +54,7 @@ class Setting:
         type: ``float``, ``int``, ``bool`` or ``str``; a float takes an int too. The settings in
             `choices` are a ``list`` or a ``dict``.
         default: its value when nobody sets it; ``None`` means "no limit".
-        help: one sentence for the listing and the reference; it names the source of the default.
+        help: one sentence for the listing and the reference.
         minimum: the least value allowed, inclusive.
         maximum: the greatest value allowed, inclusive.
         one_of: the only values allowed, for a ``str``; empty allows all. For the settings
@@ -176,6 +176,11 @@ Ratio = partial(Setting, type=float, minimum=0.0)
 Share = partial(Setting, type=float, minimum=0.0, maximum=1.0)
 Factor = partial(Setting, type=float, minimum=1.0)
 Count = partial(Setting, type=int, minimum=1)
+# The same for the whole model.
+ModelRatio = partial(Ratio, per_layer=False)
+ModelShare = partial(Share, per_layer=False)
+ModelFactor = partial(Factor, per_layer=False)
+ModelCount = partial(Count, per_layer=False)
 
 
 WAIVE = Setting(

@@ -25,42 +25,7 @@ LAYERS = Patterns(
     "layers",
     list,
     default=("*",),
-    help="names or shell wildcards of layers: only these are judged; all are still observed, so "
-    "that a fault is traced to where it begins",
-    per_layer=False,
-)
-AUTO_CHECK = Setting(
-    "auto_check",
-    bool,
-    default=True,
-    help="whether a report or comparison whose verdict the test did not ask for is checked when "
-    "the test ends; false is for a test that wants numbers of an unhealthy model",
-    per_layer=False,
-)
-INCONCLUSIVE = Setting(
-    "inconclusive",
-    str,
-    default="warn",
-    help="pass, warn or fail: what an inconclusive report does to a test, where it is checked when "
-    "the test ends and in assert_healthy; warn gives a ModelHealthWarning and passes",
-    per_layer=False,
-    one_of=("pass", "warn", "fail"),
-)
-STRICT = Setting(
-    "strict",
-    bool,
-    default=False,
-    help="whether what only warns fails; what severity says of a check wins over it",
-    per_layer=False,
-)
-
-
-RANK_TIMEOUT = Setting(
-    "rank_timeout",
-    float,
-    default=60.0,
-    help="seconds that a rank waits for the others that inspect a distributed model with it",
-    minimum=0.1,
+    help="names or shell wildcards of layers: only these are judged; all are still observed",
     per_layer=False,
 )
 
@@ -69,11 +34,12 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
     """Return the settings that belong to no check; those that choose know `checks`."""
     checks = tuple(checks)
     names = tuple(check.name for check in checks)
-    chosen_by_name = partial(CheckNames, type=list, per_layer=False, one_of=names)
-    general = (
+    named = partial(CheckNames, type=list, per_layer=False, one_of=names)
+    whole = partial(Setting, per_layer=False)
+    choosing = (
         LAYERS,
-        chosen_by_name("checks", default=("*",), help="checks to run, by name or shell wildcard"),
-        chosen_by_name(
+        named("checks", default=("*",), help="checks to run, by name or shell wildcard"),
+        named(
             "skip_checks",
             default=(),
             help="checks to leave out, by name or shell wildcard; wins over checks",
@@ -82,8 +48,7 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
             "severity",
             dict,
             default=(),
-            help="warn or fail, for all checks or by name or shell wildcard: a violation of a "
-            "check that warns is shown and warned about, and fails nothing",
+            help="warn or fail, for all checks or by name or shell wildcard; what warns is shown",
             per_layer=False,
             one_of=names,
         ),
@@ -91,28 +56,50 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
             "probes",
             list,
             default=(AUTOMATIC,),
-            help="probes to run, by name or shell wildcard: checks that change something and run "
-            "the model again; true or all is every one, false or none is none, auto is those that "
-            "a run itself calls for; in tests the default is applicable: those of one further "
-            "forward as well, where the batch shows that they apply",
+            help="probes to run, by name or shell wildcard; all, none, auto (those that a run "
+            "calls for) or, as in tests, applicable (those of one further forward that apply, too)",
             per_layer=False,
             one_of=tuple(check.name for check in checks if check.is_probe),
         ),
-        AUTO_CHECK,
-        INCONCLUSIVE,
-        STRICT,
-        RANK_TIMEOUT,
+    )
+    others = (
+        whole(
+            "auto_check",
+            bool,
+            default=True,
+            help="whether a report is checked when the test ends that did not ask for its verdict",
+        ),
+        whole(
+            "inconclusive",
+            str,
+            default="warn",
+            help="pass, warn or fail: what an inconclusive report does where it is checked",
+            one_of=("pass", "warn", "fail"),
+        ),
+        whole(
+            "strict",
+            bool,
+            default=False,
+            help="whether what only warns fails; what severity says of a check wins over it",
+        ),
+        whole(
+            "rank_timeout",
+            float,
+            default=60.0,
+            help="seconds that a rank waits for the others that inspect a model with it",
+            minimum=0.1,
+        ),
     )
     thresholds = LayerLimits(
-        (*general, *(setting for check in checks for setting in check.settings)),
+        (*choosing, *others, *(setting for check in checks for setting in check.settings)),
         name="thresholds",
         type=dict,
         default=(),
         help="thresholds for the layers that a name or shell wildcard matches; they win over the "
-        "value for all layers, and of several that match the last one wins",
+        "value for all layers, the last that matches first",
         per_layer=False,
     )
-    return (*general[:5], thresholds, *general[5:])
+    return (*choosing, thresholds, *others)
 
 
 class Settings(Mapping[str, Limit]):

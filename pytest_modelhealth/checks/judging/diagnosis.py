@@ -142,9 +142,6 @@ class _Story:
             return fault.layer == symptom.layer
         if symptom.role == "parameters":
             return False
-        if symptom.role == "inputs" and symptom.layer != fault.layer:
-            given = self._flow.producers(symptom.layer) if symptom.layer in self._flow else ()
-            return not self.after.isdisjoint(given)
         if symptom.role == "activations" and _is_not_finite(symptom) and _is_not_finite(fault):
             return fault.role in _STATE_ROLES and symptom.layer == fault.layer  # of finite inputs
         return symptom.layer in self.after
@@ -198,17 +195,12 @@ def why_nothing(observation: Observation, *, gradients: bool) -> Finding | None:
     ]
     is_silent = bool(ran) and ran[0].name == "" and ran[0].reason.endswith(", no tensor")
     if ran and (is_silent or not any(numbers)):
-        reason = (
-            f"nothing came of the model ({ran[0].reason}); return what it computes, and consume "
-            "generators, before it is inspected"
-        )
+        reason = f"nothing came ({ran[0].reason}): return what it computes, consume generators"
         if ran[0].activations is not None:
             reason = "every activation is empty: the batch has no samples; give at least one"
         elif "meta device" in ran[0].reason:
-            reason = (
-                f"no layer that ran returned a number to judge ({ran[0].reason}); move model and "
-                "batch to a device with values, such as the CPU"
-            )
+            reason = f"no layer that ran returned a number to judge ({ran[0].reason}); move model "
+            reason += "and batch to a device with values, such as the CPU"
         return Finding("observation", ran[0].name, message=reason, grade="unsure")
     if only := observation.outputs_only:
         reason = f"its inputs and outputs alone were judged, and no layer inside: {only}"
@@ -236,17 +228,11 @@ class Unfitted:
 
         Activations are made behind it; gradients pass it on their way back, or begin behind it.
         """
-        if violation.check not in self._checks or violation.independent or not self._norms:
+        if violation.check not in self._checks or violation.independent:
             return False
-        if violation.role in _STATE_ROLES:
-            return False
-        if any(seen.layer in self._behind for seen in violation.evidence):
-            return True  # what began before them passes its limit behind them
-        if violation.role == "inputs":
-            givers = flow_of(self._observation).producers(violation.layer)
-            return not self._behind.isdisjoint(givers)
         is_before = violation.role in _BACKWARD_ROLES and violation.layer in self._before
-        return is_before or violation.layer in self._behind
+        is_behind = any(seen.layer in self._behind for seen in violation.evidence)
+        return violation.role not in _STATE_ROLES and (is_before or is_behind)
 
     def doubt(self, finding: Finding) -> bool:
         """Whether a finding was in doubt for other reasons where depth explains it, too."""

@@ -3,92 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterator
 
-from pytest_modelhealth.checks.check import Listed
-from pytest_modelhealth.report import Finding, LossSlope, Stepped, SteppedParameter
-from pytest_modelhealth.settings import Settings, Severity
-from pytest_modelhealth.training.contract.fault import broken, fault, listed, looks_for
-
-# ---- where they come from ------------------------------------------------------------------------
+from pytest_modelhealth.report import Finding, LossSlope, Stepped
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.setting import parent
+from pytest_modelhealth.training.contract.fault import Broken, listed
 
 _MIN_SLOPE = 1e-6
 _LEAST = 1e-6
 """A gradient that is zero but for rounding stays below."""
 
 
-@looks_for("gradient_path")
-def _cut(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
-    """Yield that what is returned depends on parameters that get no gradient."""
+def gradient_path(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
+    """Yield parameters that the returned loss depends on, and that get or keep no gradient."""
     names, slope = step.unlearned
     if names and abs(slope) > _MIN_SLOPE:
         yield broken(
-            check,
             f"the loss that the step returns depends on {len(names)} parameters that the optimizer "
             f"holds and that never get a gradient: {listed(names)}",
-            "a part of the loss is added after backward(), as a number (.item()), or from a "
-            "detached output",
-            [name.rpartition(".")[0] for name in names],
+            "a part of the loss is added after backward(), as a number, or from what is detached",
+            [parent(name) for name in names],
             value=abs(slope),
             tensor=names[0].rpartition(".")[2],
             details=(f"moved along a random direction, the loss has a slope of {slope:.3g}",),
         )
-
-
-def _if_most(subjects: Sequence[SteppedParameter], step: Stepped) -> Severity:
-    """Fail where it is more than half of what gets a gradient: no expert, no skipped block."""
     reached = [p for p in step.parameters if any(p.added)]
-    is_most = 2 * len(subjects) > len(reached) and all(p.trainable for p in subjects)
-    return "fail" if is_most else "warn"
-
-
-def _fading(step: Stepped) -> list[SteppedParameter]:
-    """Return parameters that have a gradient in the first call only, though all calls step.
-
-    Where others get their first one later, what runs is drawn. A generator may step in some calls.
-    """
+    # where others get their first gradient late, what runs is drawn; a generator skips calls
     is_drawn = any(any(p.added[1:]) and not p.added[0] for p in step.trained)
-    if is_drawn or len(step.losses) < 3 or not all(all(o.steps) for o in step.optimizers):
-        return []
-    return [p for p in step.trained if (p.added[0] or 0.0) > _LEAST and not any(p.added[1:])]
+    all_step = len(step.losses) > 2 and all(all(o.steps) for o in step.optimizers)
+    first = step.trained if all_step and not is_drawn else ()
+    for parameters, what, cause in (
+        (
+            [p for p in step.parameters if p.erased],
+            "has a gradient after the backward pass, and zeros when the optimizer steps",
+            "a mask on gradients that is the wrong way round, or a clip to zero",
+        ),
+        (
+            [p for p in first if (p.added[0] or 0.0) > _LEAST and not any(p.added[1:])],
+            "gets a gradient in the first call, and none in later ones",
+            "what the first call computed is kept and used again, or a flag is not reset",
+        ),
+        (
+            [p for p in step.parameters if p.is_zero and not p.trainable],
+            "is a matrix of zeros and frozen: what passes through it is zero for good",
+            "adapters or gates that start at zero were frozen with the rest",
+        ),
+        (
+            [p for p in step.trained if p.is_zero and set(p.added) == {0.0}],
+            "is a matrix of zeros whose gradient is zero in every call",
+            "two factors of a product both start at zero; one of them has to start at random",
+        ),
+    ):
+        # of less than half of what gets a gradient: an expert, a skipped block
+        is_few = all(p.trainable for p in parameters) and 2 * len(parameters) <= len(reached)
+        if parameters:
+            grade = "warn" if is_few else "fail"
+            what = f"{listed(parameters)} {what}"
+            yield broken(what, cause, parameters, severity=grade, independent=False)
 
-
-fault(
-    "gradient_path",
-    lambda step: filter(attrgetter("erased"), step.parameters),
-    "{names} has a gradient after the backward pass, and zeros in its place when the "
-    "optimizer steps",
-    "a mask on gradients that is the wrong way round, or a clip to zero",
-    grade=_if_most,
-    independent=False,
-)
-fault(
-    "gradient_path",
-    _fading,
-    "{names} gets a gradient in the first call, and none in later ones",
-    "what the first call computed is kept and used again, or a flag is not reset",
-    grade=_if_most,
-    independent=False,
-)
-fault(
-    "gradient_path",
-    lambda step: (p for p in step.parameters if p.is_zero and not p.trainable),
-    "{names} is a matrix of zeros and frozen: what passes through it is zero for good",
-    "adapters or gates that start at zero were frozen with the rest",
-    independent=False,
-)
-fault(
-    "gradient_path",
-    lambda step: (p for p in step.trained if p.is_zero and set(p.added) == {0.0}),
-    "{names} is a matrix of zeros whose gradient is zero in every call: it waits for "
-    "another factor",
-    "two factors of a product both start at zero; one of them has to start at random",
-    grade=_if_most,
-    independent=False,
-)
-
-# ---- by which factor -----------------------------------------------------------------------------
 
 _DOUBTFUL = 1.5
 _STEEP = 10.0
@@ -99,8 +72,7 @@ _MOST_PASSES = 256
 _MOST_OWN = 1000.0
 
 
-@looks_for("gradient_factor")
-def _other_factor(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+def gradient_factor(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield what the gradient is instead of the slope."""
     slope, limit = step.slope, settings["max_gradient_factor"]
     if slope is None or not slope.slope or not (cause := _why(slope)):
@@ -117,18 +89,13 @@ def _other_factor(check: Listed, step: Stepped, settings: Settings) -> Iterator[
         what = "the optimizer climbs the loss that the step returns: its gradient is "
         what += f"{factor:.3g} times the slope"
     yield broken(
-        check,
         what,
         cause,
         value=factor,
         limit=limit if is_beyond else None,
         severity="fail" if is_beyond or is_many or (is_few and _is_divided(slope)) else "warn",
-        details=(
-            (
-                f"the gradient at the step has a norm of {slope.gradient:.4g}; along it the loss "
-                f"that is returned has a slope of {slope.slope:.4g}"
-            ),
-        ),
+        details=(f"its norm is {slope.gradient:.4g}, the slope along it {slope.slope:.4g}",),
+        independent=True,
     )
 
 
@@ -158,30 +125,23 @@ def _why(slope: LossSlope) -> str:
                 f"{round(factor)} micro-batches, or a sum over {round(factor)} samples, that are "
                 "not divided by their number; or a backward pass that runs so often"
             )
-        return (
-            "gradients of more than this loss are added up: of an earlier call, of a second "
-            "backward pass, of a term that is not returned; or a term is detached, or a scale "
-            "never removed"
-        )
+        return "gradients of an earlier call, or of terms that are not returned, are added up"
     is_clipped = is_own or (slope.added or 0.0) > slope.gradient * (1.0 + _UNSCALED)
     is_clipped = is_clipped and not _is_divided(slope)
     if factor > 1.0 / _DOUBTFUL or (is_clipped and factor > _UNSCALED):
         return ""
     if is_clipped:
         return "it is clipped before scaler.unscale_, to far too little, or unscaled twice"
-    return (
-        "only a part of the loss is differentiated, or it is divided once too often, by the number "
-        "of micro-batches or of samples, say"
-    )
+    return "only a part of the loss is differentiated, or it is divided once too often"
 
 
-# ---- what was left -------------------------------------------------------------------------------
-
-fault(
-    "left_over_gradients",
-    lambda step: filter(attrgetter("used_again"), step.parameters),
-    "gradients that the optimizer has stepped on are still there when it steps again: {names}",
-    "zero_grad() is missing, is called between backward() and step() only, outside of a closure, "
-    "or for another optimizer; or step() is called twice, by the loop and by a scaler or a "
-    "wrapper, say",
-)
+def left_over_gradients(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
+    """Yield the gradients on which an optimizer steps twice."""
+    if again := [p for p in step.parameters if p.used_again]:
+        yield broken(
+            f"gradients that the optimizer has stepped on are still there when it steps again: "
+            f"{listed(again)}",
+            "zero_grad() is missing, outside of a closure, or another optimizer's; or step() is "
+            "called twice, by a wrapper, say",
+            again,
+        )

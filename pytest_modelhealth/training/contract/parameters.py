@@ -6,113 +6,107 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from pytest_modelhealth.checks.check import Listed
-from pytest_modelhealth.report import Finding, Stepped, SteppedOptimizer, SteppedParameter
+from pytest_modelhealth.report import Finding, Stepped
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.contract.fault import (
-    broken,
-    fault,
-    listed,
-    looks_for,
-)
-
-# ---- what is held --------------------------------------------------------------------------------
+from pytest_modelhealth.settings.setting import parent
+from pytest_modelhealth.training.catalogue import STEP
+from pytest_modelhealth.training.contract.fault import Broken, listed
 
 
-@looks_for("trained_parameters", is_last=True)
-def _none_held(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
-    """Yield that optimizers hold nothing of the model, and nothing else moves it."""
+def trained_parameters(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
+    """Yield what gets a gradient and is in no optimizer, and the other way round."""
     if step.parameters and not any(p.held or any(p.changes) for p in step.parameters):
         yield broken(
-            check,
             f"{step.optimizers[0].type_name} holds {sum(o.holds for o in step.optimizers)} "
-            f"tensors, and none of them is one of the model's {len(step.parameters)} parameters: "
-            "nothing of it is in an optimizer",
+            f"tensors, and none of them is one of the model's {len(step.parameters)} parameters",
             "the optimizer was made from another model or copy, before parameters were replaced, "
-            "or from a generator that was used up: make it after the model is complete, from "
-            "list(model.parameters())",
-            value=1.0,
+            "or from a generator that was used up: make it of list(model.parameters()), last",
         )
-
-
-@looks_for("trained_parameters")
-def _unknown(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
-    """Yield what gets a gradient and is no parameter that an optimizer could know."""
+        return
     if step.strays:
         yield broken(
-            check,
             f"{len(step.strays)} parameters get a gradient, and no optimizer made before knows of "
             f"them: {listed(step.strays)}",
             "modules in a plain list or dictionary are not registered (use nn.ModuleList, "
-            "nn.ModuleDict), or parameters are made, or replaced, in the forward or the step: make "
-            "the optimizer after them, and write into them in place",
-            [step.strays[0].rpartition(".")[0]],
+            "nn.ModuleDict), or parameters are made in the forward or the step: write into them",
+            [parent(step.strays[0])],
             value=float(len(step.strays)),
         )
-
-
-@looks_for("trained_parameters")
-def _missing(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
-    """Yield what gets a gradient and is in no optimizer."""
     trainable = [p for p in step.parameters if p.trainable]
     missing = [p for p in trainable if any(p.added) and not p.held and not any(p.changes)]
     if missing:
         where = "in no optimizer" if step.optimizers else "not moved by the step"
         yield broken(
-            check,
             f"{len(missing)} of {len(trainable)} trainable parameters get a gradient and are "
-            f"{where}, so that they never learn: {listed([p.name for p in missing])}",
-            "they were made or replaced after the optimizer was, which holds the old ones"
-            if any(optimizer.foreign for optimizer in step.optimizers)
-            else "the parameter groups leave them out, or they were made after the optimizer; what "
-            "should not learn is frozen by requires_grad_(False)",
-            [p.layer for p in missing],
-            value=float(len(missing)),
-            tensor=missing[0].own,
+            f"{where}, so that they never learn: {listed(missing)}",
+            "the groups leave them out, or they were made or replaced after the optimizer was; "
+            "what should not learn is frozen by requires_grad_(False)",
+            missing,
+        )
+    off = {mode.layer for mode in step.modes if set(mode.training) == {None}}
+    idle = [p for p in step.trained if set(p.added) == {None} and not any(p.changes)]
+    if cut := [p for p in idle if p.layer in off]:
+        yield broken(
+            f"{len(cut)} parameters that the optimizer holds never get a gradient: their layers "
+            f"only run with gradients off: {listed(cut)}",
+            "torch.no_grad() or inference_mode() is around a part that should learn, or leave it "
+            "out of the optimizer",
+            cut,
         )
 
 
-def _without_gradients(step: Stepped) -> list[SteppedParameter]:
-    off = {mode.layer for mode in step.modes if set(mode.training) == {None}}
-    still = [p for p in step.trained if p.layer in off and not any(p.changes)]
-    return [p for p in still if set(p.added) == {None}]
-
-
-fault(
-    "trained_parameters",
-    _without_gradients,
-    "{count} parameters that the optimizer holds never get a gradient: their layers only run "
-    "with gradients off: {names}",
-    "torch.no_grad() or inference_mode() is around a part that should learn; what should not "
-    "is frozen by requires_grad_(False) and left out of the optimizer",
-)
-
-# ---- whether they move ---------------------------------------------------------------------------
-
-
-@looks_for("parameter_updates", is_last=True)
-def _nothing_moves(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
-    """Yield why nothing moves, or why that cannot be told."""
-    if any(any(p.changes) for p in step.parameters if p.trainable):
+def parameter_updates(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
+    """Yield why nothing moves, or else what steps in vain."""
+    if not any(any(p.changes) for p in step.parameters if p.trainable):
+        yield _nothing_moves(step, broken)
         return
+    for optimizer in step.optimizers:
+        name, rates = optimizer.type_name, optimizer.rates
+        if len(rates) > 1 and rates[0] > 0.0 and not any(rates[1:]):
+            yield broken(
+                f"the learning rate of {name} falls from {rates[0]:.3g} to exactly 0 after the "
+                "first call, and stays there",
+                "the schedule is stepped each batch though it counts epochs, or has too few steps",
+            )
+        others = (other for other in step.optimizers if "anew" in other.traits)
+        if optimizer.given and not any(optimizer.steps) and any(others):
+            yield broken(
+                f"{name}, which was given, never steps; another that the step has itself does",
+                "an optimizer is made anew in each step, or read from around it",
+            )
+        if "unreached" in optimizer.traits:
+            yield broken(
+                f"{name}, which holds {optimizer.first}, steps, and none of the {optimizer.holds} "
+                "parameters that it holds ever gets a gradient",
+                "what its loss is computed from is detached: .detach(), no_grad, .item() or numpy",
+                [parent(optimizer.first)],
+            )
+    undone = [p for p in step.parameters if any(p.updates) and not any(p.changes)]
+    if undone:
+        yield broken(
+            f"{len(undone)} parameters that the optimizer changes are as before: {listed(undone)}",
+            "weights are rounded, reset or written over after optimizer.step()",
+            undone,
+        )
+
+
+def _nothing_moves(step: Stepped, broken: Broken) -> Finding:
+    """Return why nothing moves, or why that cannot be told."""
     for optimizer in step.optimizers:
         is_at_zero = any(optimizer.steps) and not any(optimizer.rates)
         if optimizer.initial_rate and is_at_zero and not step.advances:
-            yield check.inconclusive(
+            return STEP["parameter_updates"].inconclusive(
                 "",
                 f"the learning rate of {optimizer.type_name} is 0 by its schedule, whose start is "
                 f"{optimizer.initial_rate:.3g}: advance it first, or in the step",
             )
-            return
     why, cause = _why_still(step)
-    what = f"no parameter moves in {len(step.losses)} calls of the step: {why}"
-    yield broken(check, what, cause)
+    return broken(f"no parameter moves in {len(step.losses)} calls of the step: {why}", cause)
 
 
 def _why_still(step: Stepped) -> tuple[str, str]:
     """Return why nothing moves, and the likely cause: the first that applies."""
     added = [size for p in step.trained for size in p.added if size is not None]
-    left = [size for p in step.trained for size in p.gradients if size is not None]
     stepping = [optimizer for optimizer in step.optimizers if any(optimizer.steps)]
     name, rates = (stepping[0].type_name, stepping[0].rates) if stepping else ("", ())
     reasons = (
@@ -147,7 +141,7 @@ def _why_still(step: Stepped) -> tuple[str, str]:
             "another optimizer than the one given is stepped: of another model, or another run",
         ),
         (
-            not any(left),
+            not any(size for p in step.trained for size in p.gradients),
             "when the optimizer steps there is no gradient any more",
             "zero_grad() stands between backward() and step(); or step() stands before backward()",
         ),
@@ -160,144 +154,66 @@ def _why_still(step: Stepped) -> tuple[str, str]:
     return next((why, cause) for applies, why, cause in reasons if applies)
 
 
-def _has_fallen(optimizer: SteppedOptimizer) -> bool:
-    rates = optimizer.rates
-    return len(rates) > 1 and rates[0] > 0.0 and not any(rates[1:])
-
-
-fault(
-    "parameter_updates",
-    lambda step: filter(_has_fallen, step.optimizers),
-    "the learning rate of {one.type_name} falls from {one.rates[0]:.3g} to exactly 0 after the "
-    "first call, and stays there",
-    "the schedule is stepped each batch although it counts epochs, is given too few steps, or "
-    "divides where it should multiply",
-    each=True,
-)
-fault(
-    "parameter_updates",
-    lambda step: (
-        o
-        for o in step.optimizers
-        if o.given and not any(o.steps) and any("anew" in other.traits for other in step.optimizers)
-    ),
-    "{one.type_name}, which was given, never steps; another that the step has itself does",
-    "an optimizer is made anew in each step, and forgets its momentum, or the step reads "
-    "another one from around it",
-    each=True,
-)
-
-
-@looks_for("parameter_updates")
-def _unreached(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
-    """Yield the optimizers that were given and step on no gradient ever."""
-    for optimizer in step.optimizers:
-        if "unreached" in optimizer.traits:
-            yield broken(
-                check,
-                f"{optimizer.type_name}, which holds {optimizer.first}, steps, and none of the "
-                f"{optimizer.holds} parameters that it holds ever gets a gradient",
-                "what its loss is computed from is detached: .detach(), no_grad, .item() or numpy "
-                "between this part and the loss",
-                [optimizer.first.rpartition(".")[0]],
-                value=1.0,
-            )
-
-
-fault(
-    "parameter_updates",
-    lambda step: (p for p in step.parameters if any(p.updates) and not any(p.changes)),
-    "{count} parameters that the optimizer changes are what they were when the call is over: "
-    "{names}",
-    "weights are rounded, reset or written over after optimizer.step()",
-)
-
-# ---- which way -----------------------------------------------------------------------------------
-
 _UP = 0.1
 _OUTSIDE = 0.3
 
 
-@looks_for("update_direction")
-def _climbing(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+def update_direction(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield what climbs."""
     losses = [loss for loss in step.losses if loss is not None]
     if step.sign < 0 and step.slope is not None and step.slope.factor > 0.0:
         yield broken(
-            check,
             "the loss that the step returns cannot be positive, and is minimised: it falls "
             f"without bound (from {losses[0]:.4g} to {losses[-1]:.4g})",
             "the minus of a negative log-likelihood, or of a similarity, is missing",
             value=-1.0,
         )
     rises = len(losses) > 1 and losses[-1] > losses[0]
-    rise = f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}" if rises else ""
     outside = step.climbs or 0.0
-    if outside > _OUTSIDE and step.optimizers:
+    if outside > _OUTSIDE and (step.optimizers or rises):
         yield broken(
-            check,
-            "beside the optimizer something moves the weights up their gradient (cosine "
-            f"{outside:.2f}), and does not take it back",
-            "a perturbation, as of sharpness-aware training, that is not undone before the step",
-            value=outside,
-        )
-    elif outside > _OUTSIDE and rises:
-        yield broken(
-            check,
-            f"the step moves the weights up their gradient (cosine {outside:.2f}), and {rise}",
-            "the update is added where it should be subtracted: alpha=-lr in p.add_",
+            f"the step moves the weights up their gradient (cosine {outside:.2f}), beside any "
+            "optimizer",
+            "an update is added where it should be subtracted (alpha=-lr in p.add_), or a "
+            "perturbation, as of sharpness-aware training, is not undone before the step",
             value=outside,
         )
     for optimizer in step.optimizers if rises else ():
         up = optimizer.direction or 0.0
-        what = f"{optimizer.type_name} climbs its own gradient (cosine {up:.2f}), and {rise}"
+        what = f"{optimizer.type_name} climbs its own gradient (cosine {up:.2f}), and the loss "
+        what += f"rises from {losses[0]:.4g} to {losses[-1]:.4g}"
         if up > _UP and "maximizes" in optimizer.traits and not step.is_loss:
-            yield check.inconclusive(
-                "", f"{what}: it is told to maximize: right for a reward, not a loss"
-            )
+            why = f"{what}: it is told to maximize: right for a reward, not a loss"
+            yield STEP["update_direction"].inconclusive("", why)
         elif up > _UP:
             cause = "a negative learning rate, or an update that is added, not subtracted"
-            yield broken(check, what, cause, value=up)
+            yield broken(what, cause, value=up)
 
 
-# ---- how far -------------------------------------------------------------------------------------
-
-
-@looks_for("update_size")
-def _large(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
-    """Yield the first call that changes weights by more than their size."""
+def update_size(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
+    """Yield the first call that changes weights by more than their size, and decay that does."""
     limit = settings["max_step_ratio"]
     matrices = [p for p in step.parameters if p.dimensions > 1 and any(p.updates)]
     losses = [loss for loss in step.losses if loss is not None]
     falls = len(losses) > 1 and losses[-1] < losses[0]  # small weights grow by large steps at first
-    if not matrices or falls or any("closure" in o.traits for o in step.optimizers):
-        return
-    for call in range(len(step.losses)):
+    has_closure = any("closure" in optimizer.traits for optimizer in step.optimizers)
+    for call in range(len(step.losses) if matrices and not (falls or has_closure) else 0):
         median = statistics.median(p.updates[call] for p in matrices)
         if median > limit.value:
             worst = max(matrices, key=lambda p: p.updates[call])
             yield broken(
-                check,
                 f"call {call + 1} changes weights by {median:.2g} of their norm, the median over "
                 f"{len(matrices)} matrices; {worst.name} by {worst.updates[call]:.2g}",
-                "the learning rate is too large for these weights, or a scale of the gradient is "
-                "never removed",
-                [worst.layer, *(p.layer for p in matrices)],
-                tensor=worst.own,
+                "the learning rate is too large for these weights, or a scale is never removed",
+                [worst, *matrices],
                 value=median,
                 limit=limit,
             )
-            return
-
-
-@looks_for("update_size")
-def _decaying(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
-    """Yield the optimizers whose weight decay shrinks weights in a few steps."""
+            break
     limit = settings["max_decay"]
     for optimizer in step.optimizers:
         if optimizer.decay > limit.value:
             yield broken(
-                check,
                 f"the weight decay of {optimizer.type_name} takes {optimizer.decay:.0%} of the "
                 "weights in each step",
                 "weight_decay is far too large, or meant for another learning rate",
@@ -307,20 +223,13 @@ def _decaying(check: Listed, step: Stepped, settings: Settings) -> Iterator[Find
 
 
 _MOST = 0.5
-_LEAST = 1e-6
-"""A gradient that is zero but for rounding stays below."""
 
 
-@looks_for("update_precision")
-def _rounded_away(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+def update_precision(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield the weights in half precision whose updates are rounded away."""
     limit = settings["max_swallowed"]
-    half = [
-        p
-        for p in step.trained
-        if p.dtype in ("bfloat16", "float16") and p.dimensions > 1
-        if any((size or 0.0) > _LEAST for size in p.added)
-    ]
+    kinds = ("bfloat16", "float16")
+    half = [p for p in step.trained if p.dtype in kinds and p.dimensions > 1 and any(p.added)]
     rates = [optimizer.rates for optimizer in step.optimizers if optimizer.rates]
     warms_up = any(each[-1] > each[0] for each in rates)
     if not half or warms_up or (step.optimizers and not any(map(any, rates))):
@@ -329,13 +238,10 @@ def _rounded_away(check: Listed, step: Stepped, settings: Settings) -> Iterator[
     share = sum(p.swallowed for p in half) / len(half)
     if share > _MOST:
         yield broken(
-            check,
             f"{share:.0%} of the {worst.dtype} weights that have a gradient stay the same, bit "
             f"for bit: their updates are below its precision ({worst.name})",
-            "weights in half precision at a small learning rate: keep them in float32 and compute "
-            "under torch.autocast, or keep a float32 copy",
-            [worst.layer],
-            tensor=worst.own,
+            "keep weights in float32 and compute under torch.autocast, or keep a float32 copy",
+            [worst],
             value=share,
             limit=limit,
             severity="fail" if share > limit.value else "warn",
@@ -345,8 +251,7 @@ def _rounded_away(check: Listed, step: Stepped, settings: Settings) -> Iterator[
 _ENOUGH = 0.5
 
 
-@looks_for("overfitting")
-def _does_not_learn(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+def overfitting(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield that the loss does not fall when asked to, or too little to tell."""
     if step.overfit is None:
         return
@@ -354,17 +259,15 @@ def _does_not_learn(check: Listed, step: Stepped, settings: Settings) -> Iterato
     first, best, call = step.overfit
     fall = (first - best) / abs(first) if first else 0.0
     what = (
-        f"on one batch the loss falls from {first:.4g} to {best:.4g} at best (call {call}), by "
-        f"{fall:.1%}"
+        f"on one batch the loss falls from {first:.4g} to {best:.4g} (call {call}), by {fall:.1%}"
     )
     if not fall >= limit.value:
         yield broken(
-            check,
             what,
-            "the model cannot tell the samples apart, the target has nothing to do with them, or "
-            "the rate is far off",
+            "the model cannot tell the samples apart, or the target, or the rate is far off",
             value=fall,
             limit=limit,
         )
     elif fall < _ENOUGH:
-        yield check.inconclusive("", f"{what}; give it more calls, or a larger rate")
+        why = f"{what}; give it more calls, or a larger rate"
+        yield STEP["overfitting"].inconclusive("", why)

@@ -45,8 +45,8 @@ class Kind:
         cause: the likely cause, one sentence.
         measure: what of an event is held against the limit: its ``value``, the ``change`` of that
             by its reference, the ``factor`` up or down, or for how many ``rows`` it went on.
-        limit: name of the setting; without one whatever `grade` grades is wrong.
-        below: whether values below the limit break it, and not those above.
+        limit: name of the setting, of a least value where it begins with ``min_``; without one
+            whatever `grade` grades is wrong.
         scale: what the limit is multiplied by first.
         patience: how many watched steps it must go on for, unless these are measured.
         grade: how wrong it is, or what says so of event and course; ``None`` is not at all.
@@ -57,7 +57,6 @@ class Kind:
     cause: str
     measure: str = "value"
     limit: str = ""
-    below: bool = False
     scale: float = 1.0
     patience: int = PATIENCE
     grade: Severity | Callable[[CourseEvent, Course], Severity | None] = "fail"
@@ -66,7 +65,8 @@ class Kind:
         """Return what is wrong with an event, if anything is."""
         if event.recovered or (self.measure != "rows" and event.rows < self.patience):
             return None
-        change = event.value / event.reference if event.reference else float(self.below)
+        is_least = self.limit.startswith("min_")
+        change = event.value / event.reference if event.reference else float(is_least)
         measures = {
             "value": event.value,
             "change": change,
@@ -77,7 +77,7 @@ class Kind:
         if self.limit:
             limit = settings.limit(self.limit, event.layer)
             bound = limit.value * self.scale
-            if not (value < bound if self.below else value > bound):
+            if not (value < bound if is_least else value > bound):
                 return None
         severity = self.grade if isinstance(self.grade, str) else self.grade(event, course)
         if severity is None:

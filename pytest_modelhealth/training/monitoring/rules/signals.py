@@ -23,23 +23,18 @@ _CERTAIN = 1e6
 
 
 def _exploded(event: CourseEvent, course: Course) -> Severity | None:
-    if event.kind == "gradients":  # by six orders of magnitude: whatever the loss says
-        is_certain = bool(event.reference) and event.value > _CERTAIN * event.reference
-        return "fail" if is_certain else by_loss(event, course)
-    if event.value >= _HUGE:
+    if event.kind == "gradients" and event.value > _CERTAIN * event.reference:
+        return "fail"  # whatever the loss says
+    if event.kind == "gradients" or event.value >= _HUGE:
         return by_loss(event, course)
     return "warn" if course.loss.is_known and not course.loss.is_well else None
 
 
 def _exponential(event: CourseEvent, course: Course) -> Severity | None:
-    has_grown = bool(event.reference) and event.value > 100.0 * event.reference
-    return "fail" if has_grown and event.value >= 10.0 else None
+    return "fail" if event.value > max(100.0 * event.reference, 10.0) else None
 
 
-_ROSE = (
-    " of {layer} grew {change:.3g}-fold, from {reference:.3g} to {value:.3g}, and stays there "
-    "since step {step}"
-)
+_ROSE = " of {layer} grew from {reference:.3g} to {value:.3g}, and stays there since step {step}"
 _rising = partial(
     Kind,
     cause="steps are too large for this layer, and nothing bounds what it makes",
@@ -53,9 +48,8 @@ _rising = partial(
     _rising("activations", "the activations (rms)" + _ROSE, limit="max_activation_rise"),
     Kind(
         "growth",
-        "the activations (rms) of {layer} grow exponentially: {change:.3g}-fold so far, from "
-        "{reference:.3g} to {value:.3g}, and {lately:.3g}-fold in the last two fifths of the "
-        "training",
+        "the activations (rms) of {layer} grow exponentially: from {reference:.3g} to {value:.3g}, "
+        "and {lately:.3g}-fold in the last two fifths of the training",
         "a gain, a scale or a reward of size is multiplied or rewarded without a bound",
         "change",
         grade=_exponential,
@@ -122,12 +116,11 @@ def _is_flat_alone(event: CourseEvent, course: Course) -> Severity | None:
     ),
     Kind(
         "spread",
-        "the output of {layer} became constant: its standard deviation fell to {change:.3g} of "
-        "what was usual since step {step}, that of its input did not",
+        "the standard deviation of {layer} fell to {change:.3g} of what was usual since step "
+        "{step}, that of its input did not",
         "it saturates, or its weights shrank to nothing",
         "change",
         "min_spread_kept",
-        below=True,
         grade=_is_flat_alone,
     ),
 )
@@ -153,33 +146,21 @@ def dying_layers(table: Table, follower: Follower) -> Iterator[None]:
         yield
 
 
-def _still_high(event: CourseEvent, course: Course) -> Severity | None:
-    return None if course.loss.is_well else by_loss(event, course)
-
-
 def _cut_for_long(event: CourseEvent, course: Course) -> Severity | None:
     """An expert may idle; a layer that is called and has no gradient for long is cut."""
+    if event.value == 0.0:
+        return by_loss(event, course)
     is_long = event.rows >= 0.5 * course.steps and event.facts["is_called"] > 0.0
     return "fail" if is_long else "warn"
 
 
-_faded = partial(
-    Kind, measure="change", limit="min_gradient_kept", below=True, patience=20, grade=_still_high
-)
-_cut = partial(
-    Kind,
-    cause="what it makes is dead behind it, or no longer reaches the loss",
-    measure="rows",
-    limit="max_steps_without_gradient",
-)
-_NO_GRADIENT = " since step {step}, over {rows} watched steps, while others have theirs"
+_faded = partial(Kind, measure="change", limit="min_gradient_kept", patience=20)
 
 
 @rule(
     _faded(
         "share",
-        "the gradients of {layer} fell to {change:.3g} of their usual share of all since step "
-        "{step}",
+        "the gradients of {layer} fell to {change:.3g} of their usual share since step {step}",
         "a layer behind it saturates, or its outputs no longer matter",
         grade=by_loss,
     ),
@@ -188,30 +169,31 @@ _NO_GRADIENT = " since step {step}, over {rows} watched steps, while others have
         "all gradients fell to {change:.3g} of what was usual since step {step}, while the "
         "loss is {loss.recent:.3g}, its best {loss.best:.3g}",
         "what the loss is made of saturates: it no longer tells how to improve",
+        grade=lambda event, course: None if course.loss.is_well else by_loss(event, course),
     ),
     Kind(
-        "all_zero",
-        "every gradient is exactly zero since step {step}, while the loss is {loss.recent:.3g}",
-        "all units are dead or saturated, or the loss is clamped",
-        patience=20,
-        grade=_still_high,
+        "none",
+        "the gradients of {layer} are zero or missing since step {step}, over {rows} watched "
+        "steps, while others have theirs",
+        "what it makes is dead behind it, or no longer reaches the loss",
+        "rows",
+        "max_steps_without_gradient",
+        grade=_cut_for_long,
     ),
-    _cut("zero", "the gradients of {layer} are exactly zero" + _NO_GRADIENT, grade=by_loss),
-    _cut("missing", "the gradients of {layer} are missing" + _NO_GRADIENT, grade=_cut_for_long),
 )
 def fading_gradients(table: Table, follower: Follower) -> Iterator[None]:
     """Gradients that fade with the loss are those of a model that has learnt."""
-    total, shares, own, without = Levels(), Levels(), Levels(), Runs()
+    total, shares, own, without = Levels(zeros=True), Levels(), Levels(), Runs()
     has_faded: Any = False
     is_total_faded: Any = False
-    zeros, role = 0, "parameter_gradients"
+    role = "parameter_gradients"
     while True:
         norm, values = table.row.gradient_norm, table["parameter_gradient_norm"]
-        total.add(norm, is_total_faded)
-        is_total_faded = total.fell(100.0)
-        zeros = zeros + 1 if norm == 0.0 else 0
+        is_zero = norm == 0.0
+        total.add(norm, is_total_faded | is_zero)
+        is_total_faded = total.fell(100.0) | is_zero
         high, usual, valid = np.exp(total.high), np.exp(total.usual), not math.isnan(norm)
-        follower.mark("all_zero", zeros > 1, 0.0, usual, valid=valid, role="gradients")
+        high = 0.0 if is_zero else high
         follower.mark("all", is_total_faded, high, usual, valid=valid, role="gradients")
         if not (math.isfinite(norm) and norm > 0.0):
             yield
@@ -223,35 +205,31 @@ def fading_gradients(table: Table, follower: Follower) -> Iterator[None]:
         lacks = ~(values > 0.0) & (table["trainable_fraction"] > 0.0) & (own.count >= 5)
         lacks &= ~(table["parameter_gradient_nonfinite"] > 0.0)
         without.add(lacks, np.ones_like(lacks), table.row.step)
-        usual, facts = np.exp(own.usual), {"is_called": ~np.isnan(table["activation_rms"])}
-        for kind, is_kind in (("zero", values == 0.0), ("missing", values != 0.0)):
-            follower.mark(
-                kind,
-                is_kind & (without.count >= 5),
-                0.0,
-                usual,
-                role=role,
-                since=without.since,
-                rows=without.count,
-                facts=facts,
-            )
+        follower.mark(
+            "none",
+            without.count >= 5,
+            values,
+            np.exp(own.usual),
+            role=role,
+            since=without.since,
+            rows=without.count,
+            facts={"is_called": ~np.isnan(table["activation_rms"])},
+        )
         yield
 
 
 def _saturated(event: CourseEvent, course: Course) -> Severity | None:
     """A model that knows its data by heart is certain; one that is stuck should not be."""
     loss = course.loss
-    if loss.is_at_floor:
-        return None
     is_stuck = loss.is_known and loss.never_negative and loss.recent > 0.5 * loss.first
-    return "fail" if is_stuck else "warn"
+    return None if loss.is_at_floor else "fail" if is_stuck else "warn"
 
 
 @rule(
     Kind(
         "ends",
-        "{layer} saturates since step {step}: its values are at the ends of their range to "
-        "{value:.1%}, at first to {reference:.1%}",
+        "{layer} saturates since step {step}: {value:.1%} at the ends of its range, at first "
+        "{reference:.1%}",
         "its inputs grow without a bound: a softmax is one-hot, and gradients vanish",
         limit="max_saturating",
         grade=_saturated,

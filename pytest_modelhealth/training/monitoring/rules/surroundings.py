@@ -31,37 +31,28 @@ def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Findin
     where, cause = "in the loss", _CAUSES[event.role]
     if event.role != "loss":
         where = f"in {WORDS[event.role].format(name=event.tensor)} of {label(event)}"
-    since, after = f"step {event.step}", event.facts["step_before"]
-    if event.step - after > 1.0 and after >= 0.0:
-        since += f" (step {after:.0f} was fine, those between unwatched)"
-    severity: Severity = "warn" if event.recovered else "fail"
-    if event.kind == "skipped":
-        limit, steps = settings["max_skipped_steps"], float(event.last - event.step + 1)
-        if event.rows < 3 or steps < limit.value:
-            return None
-        text = (
-            f"every optimizer step is skipped over {steps:.0f} steps, as something is not "
-            f"finite: since {since}, first {where}"
-        )
-        cause = (
-            "it is not the scale that overflows: the loss or a layer makes NaN or infinity at any "
-            "scale"
-        )
-        return breach(event, text, steps, limit=limit, severity=severity, cause=cause)
-    if event.kind == "masked":
-        text = f"NaN or infinity {where} since {since}, which reaches neither loss nor gradients"
-        return breach(event, text, float(event.rows), severity="warn")
-    text = f"NaN or infinity first appears {where} in {since}"
+    is_masked = event.kind == "masked"
+    severity: Severity = "warn" if event.recovered or is_masked else "fail"
+    value, limit, loss = float(event.rows), None, event.facts["loss_before"]
+    text = f"NaN or infinity first appears {where} in step {event.step}"
     text += f"; it was gone after step {event.last}" if event.recovered else ""
-    loss = event.facts["loss_before"]
     text += "" if math.isnan(loss) else f"; the loss before was {loss:.3g}"
-    return breach(event, text, float(event.rows), severity=severity, cause=cause)
+    if is_masked:
+        text += "; it reaches neither loss nor gradients"
+    elif event.kind == "skipped":
+        limit, value = settings["max_skipped_steps"], float(event.last - event.step + 1)
+        if event.rows < 3 or value < limit.value:
+            return None
+        text = f"every optimizer step is skipped over {value:.0f} steps, as something is not "
+        text += f"finite: since step {event.step}, first {where}"
+        cause = "the loss or a layer makes NaN or infinity at any scale"
+    return breach(event, text, value, limit=limit, severity=severity, cause=cause)
 
 
 @rule(assess=_nonfinite)
 def nonfinite_steps(table: Table, follower: Follower) -> Iterator[None]:
     """NaN and infinity reach no weight, and stay in no step."""
-    loss_before, step_before = math.nan, -1
+    loss_before = math.nan
     while True:
         row = table.row
         kind, origin, loss = _kind(row), row.origin, row.loss
@@ -80,11 +71,10 @@ def nonfinite_steps(table: Table, follower: Follower) -> Iterator[None]:
                 layer="" if origin is None else origin.layer,
                 role="loss" if origin is None else origin.role,
                 tensor="" if origin is None else origin.tensor,
-                facts={"loss_before": loss_before, "step_before": step_before},
+                facts={"loss_before": loss_before},
             )
         if loss is not None and math.isfinite(loss):
             loss_before = loss
-        step_before = row.step
         yield
 
 
@@ -104,6 +94,7 @@ def _kind(row: StepRow) -> str:
     return "poisoned" if row.optimizer_steps else "skipped"
 
 
+_LARGE = 0.1
 _STEEP = 30.0
 _WIDE = 10.0
 
@@ -113,38 +104,31 @@ def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Finding
     if event.recovered or event.rows < PATIENCE:
         return None
     facts, loss, rise = event.facts, course.loss, event.value - event.reference
-    ratio, steepness = facts["update_ratio"], facts["gradient_growth"]
+    first, ratio, steepness = facts["first"], facts["update_ratio"], facts["gradient_growth"]
+    start = abs(first) if loss.never_negative else 0.0
+    gained, noise = first - event.reference, _WIDE * facts["noise"]
+    scale = max(gained, start, noise, 1e-12)
+    value, limit = rise / scale, settings["max_loss_rise"]
+    # updates or gradients are out of all proportion while the loss is high
+    is_certain = value > limit.value or ratio > _LARGE or steepness > _STEEP
+    if value <= limit.value:
+        value = rise / (gained if gained > 0.3 * max(start, noise) else scale)
+        limit = settings["max_lost_progress"]
+        is_brief = event.rows < 2 * PATIENCE or course.most_optimizer_steps > 1
+        if value < limit.value or rise < noise or (is_brief and not is_certain):
+            return None
+    is_far = loss.never_negative and event.value > max(50.0 * event.reference, 5.0 * abs(first))
     text = (
         f"the loss rose from {event.reference:.3g}, its best at step {facts['best_step']:.0f}, "
         f"to {event.value:.3g}, and stayed there since step {event.step}"
     )
-    cause = (
-        f"updates of up to {ratio:.2g} of the weights go with it: the learning rate is too large"
-    )
+    cause = "the model diverged, or what it learns changed: its data, its targets, its rewards"
     if steepness > _STEEP:
         cause = f"gradients grew {steepness:.3g}-fold with it: the step is too large"
-    start = abs(facts["first"]) if loss.never_negative else 0.0
-    gained, noise = facts["first"] - event.reference, _WIDE * facts["noise"]
-    scale = max(gained, start, noise, 1e-12)
-    limit = settings["max_loss_rise"]
-    if rise / scale > limit.value:
-        return breach(event, text, rise / scale, limit=limit, cause=cause)
-    lost = rise / (gained if gained > 0.3 * max(start, noise) else scale)
-    limit = settings["max_lost_progress"]
-    if lost < limit.value or rise < noise:
-        return None
-    # updates or gradients are out of all proportion while the loss is high
-    growth = facts["update_growth"]
-    leaps = (ratio > 0.03 and growth > 2.0) or (ratio > 5e-3 and growth > 5.0)
-    if leaps or ratio > 0.1 or steepness > _STEEP:
-        return breach(event, text, lost, limit=limit, cause=cause)
-    if event.rows < 2 * PATIENCE or course.most_optimizer_steps > 1:
-        return None
-    is_far = event.value > max(50.0 * event.reference, 5.0 * abs(facts["first"]))
-    if loss.never_negative and is_far:
-        return breach(event, text, lost, limit=limit, cause="steps are too large, and add up")
-    cause = "the model diverged, or what it learns changed: its data, its targets, its rewards"
-    return breach(event, text, lost, limit=limit, severity="warn", cause=cause)
+    elif is_certain or is_far:
+        cause = f"steps are too large: updates of up to {ratio:.2g} of the weights go with it"
+    severity: Severity = "fail" if is_certain or is_far else "warn"
+    return breach(event, text, value, limit=limit, severity=severity, cause=cause)
 
 
 @rule(assess=_diverged)
@@ -152,7 +136,7 @@ def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
     """What was learnt is not lost again; a loss above its best by no more than its noise is not."""
     levels = Levels()  # of updates, and of gradients
     noise, best_step, above_since = math.inf, -1, -1
-    nothing = {"update_ratio": 0.0, "update_growth": 0.0, "gradient_growth": 0.0}
+    nothing = {"update_ratio": 0.0, "gradient_growth": 0.0}
     most = nothing
     while True:
         row, loss, is_on = table.row, table.loss.summary, bool(follower.open)
@@ -171,7 +155,6 @@ def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
         if is_above:
             latest = {
                 "update_ratio": np.exp(levels.low[0]),
-                "update_growth": np.exp(levels.low - levels.usual)[0],
                 "gradient_growth": np.exp(levels.low - levels.reference)[1],
             }
             # the largest of each; NaN, of few values, is none
@@ -192,14 +175,12 @@ def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
 @rule(
     Kind(
         "constant",
-        "all inputs of the model are the same number since step {step}: their standard "
-        "deviation is {value:.3g}, it was {reference:.3g}",
+        "all inputs of the model are the same number since step {step}",
         "the loader gives blank or constant samples: nothing can be learnt of them",
     ),
     Kind(
         "scale",
-        "the standard deviation of the model's inputs jumped from {reference:.3g} to "
-        "{value:.3g} since step {step}, and stays there",
+        "the inputs' standard deviation is {value:.3g} since step {step}, it was {reference:.3g}",
         "the loader no longer standardises its samples, or gives other ones",
         "factor",
         "max_input_shift",
@@ -233,8 +214,7 @@ def _switched(event: CourseEvent, course: Course) -> Severity | None:
 @rule(
     Kind(
         "switched",
-        "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
-        "was in training mode over {reference:.0f}",
+        "{layer} trains in evaluation mode since step {step}, over {rows} watched steps",
         "a validation called eval(), and train() is not called after it: dropout is off",
         "rows",
         "max_steps_in_evaluation",
@@ -277,8 +257,8 @@ def growing_hooks(table: Table, follower: Follower) -> Iterator[None]:
 @rule(
     Kind(
         "far",
-        "the running statistics of {layer} are far from its usual batches since step {step}: "
-        "the running standard deviation is {value:.3g}, that of a usual input {reference:.3g}",
+        "the running standard deviation of {layer} is {value:.3g} since step {step}, that of its "
+        "usual input {reference:.3g}",
         "some batches are on another scale and dominate the average",
         "change",
         "max_running_drift",

@@ -66,7 +66,6 @@ _SIZES = "from {reference:.3g} to {value:.3g} (rms); it passed a tenth of that i
         "weight decay outweighs what the loss asks for",
         "change",
         "min_weight_kept",
-        below=True,
         grade=_drifted,
     ),
 )
@@ -89,40 +88,28 @@ def weight_drift(table: Table, follower: Follower) -> Iterator[None]:
         yield
 
 
-def _left_out_for_long(event: CourseEvent, course: Course) -> Severity | None:
-    return "fail" if event.rows >= 0.5 * course.steps else "warn"
+def _for_long(event: CourseEvent, course: Course) -> Severity | None:
+    """An update that is exactly zero is never meant; a layer may be left out for a while."""
+    is_long = event.rows >= 0.5 * course.steps
+    return "fail" if is_long or event.value == 0.0 else "warn"
 
 
-_RESTS = "{layer} is no longer updated since step {step}, over {rows} watched steps, while others "
+_RESTS = "{layer} is no longer updated since step {step}, over {rows} watched steps, "
 _still = partial(Kind, measure="rows", limit="max_still_steps")
 
 
 @rule(
     _still(
-        "frozen",
-        _RESTS + "are: its parameters no longer have requires_grad",
-        "it was frozen in the middle of the training: waive it if that is meant",
+        "rests",
+        _RESTS + "while others are",
+        "it was frozen, or its learning rate fell to zero: waive it if that is meant",
         grade="warn",
     ),
     _still(
-        "rate_zero",
-        _RESTS + "are: its learning rate is zero",
-        "its schedule or its group's factor falls to zero: waive it if that is meant",
-        grade="warn",
-    ),
-    _still(
-        "left_out",
-        "no optimizer steps {layer} any longer since step {step}, over {rows} watched steps, "
-        "though it requires gradients and has them",
-        "it was left out when the optimizer was made anew; what is to rest is frozen by "
-        "requires_grad_(False)",
-        grade=_left_out_for_long,
-    ),
-    _still(
-        "zero",
-        "the parameters of {layer} stand still since step {step}, over {rows} watched steps, "
-        "though it has gradients and other layers move",
-        "updates are too small for its dtype, or the optimizer holds other tensors",
+        "stands",
+        _RESTS + "though it has gradients and other layers move",
+        "no optimizer holds it since one was made anew, or its updates are too small for its dtype",
+        grade=_for_long,
     ),
 )
 def stopped_updates(table: Table, follower: Follower) -> Iterator[None]:
@@ -139,21 +126,16 @@ def stopped_updates(table: Table, follower: Follower) -> Iterator[None]:
         updates = np.where(has_matrix, weights, table["update_norm"])
         moved = moved + (updates > 0.0)
         trainable = table["trainable_fraction"]
-        rests = (moved >= 5) & ~(updates > 0.0)  # on purpose, it seems
-        valid = ~np.isnan(trainable)
-        follower.mark("frozen", rests & (trainable == 0.0), 0.0, moved, valid=valid)
-        active = rests & (rates == 0.0) & (trainable > 0.0)
-        follower.mark("rate_zero", active, 0.0, moved, valid=~np.isnan(rates))
+        rests = (trainable == 0.0) | (rates == 0.0)  # on purpose, it seems
+        active = (moved >= 5) & ~(updates > 0.0) & rests
+        follower.mark("rests", active, 0.0, moved, valid=~np.isnan(trainable))
         pushed = (moved >= 5) & (table["parameter_gradient_norm"] > 0.0)
-        stands = pushed & (updates == 0.0) & ~(rates == 0.0)
-        left_out = pushed & np.isnan(updates) & (trainable > 0.0)
-        lacks = stands | left_out
-        valid = lacks | (updates > 0.0) | (rates == 0.0)
-        still.add(lacks, valid, table.row.step)
+        stands = pushed & ~(updates > 0.0) & ~rests
+        valid = stands | (updates > 0.0) | (rates == 0.0)
+        still.add(stands, valid, table.row.step)
         since, rows = still.since, still.count
-        for kind, active in (("zero", stands), ("left_out", left_out)):
-            active = active & (rows >= 5)
-            follower.mark(kind, active, 0.0, moved, valid=valid, since=since, rows=rows)
+        active = stands & (rows >= 5)
+        follower.mark("stands", active, updates, moved, valid=valid, since=since, rows=rows)
         yield
 
 
@@ -178,27 +160,20 @@ _standing = partial(Kind, measure="rows", limit="max_steps_standing")
 
 @rule(
     _standing(
-        "weights",
-        "no parameter changed in {rows} watched steps, though gradients came",
-        "the optimizer holds other tensors, never steps, or its learning rate is 0",
-    ),
-    _standing(
         "gradients",
         "no gradient came to any parameter in {rows} watched steps",
         "the loss is not computed from the output, or backward() is missing",
     ),
     _standing(
         "stopped",
-        "no parameter changed any longer since step {step}, over {rows} watched steps, though "
-        "gradients came; the loss is {loss.recent:.3g}",
-        "the learning rate is next to 0 or too small for the weights' dtype, or no step is taken",
+        "no parameter changed since step {step}, over {rows} watched steps, though gradients came",
+        "the learning rate or the gradient is too small, or the optimizer holds other tensors",
         grade=_stops,
     ),
     _standing(
         "loss",
         "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
-        "updates are too small or too large, the targets do not belong to the inputs, or the "
-        "output does not depend on them",
+        "updates are of the wrong size, or targets, inputs and output do not belong together",
         scale=5,
         grade=_learns_nothing,
     ),
@@ -208,23 +183,20 @@ _standing = partial(Kind, measure="rows", limit="max_steps_standing")
 )
 def standstill(table: Table, follower: Follower) -> Iterator[None]:
     """Something is learnt, or there is nothing to learn; each ends with the first change."""
-    before, is_still, is_without = math.nan, True, True
+    before, is_without = math.nan, True
     count, longest, since = 0, 0, 0  # of steps in a row that change nothing
     while True:
         row, loss = table.row, table.loss.summary
         norms = float(row.values["parameter_norm"][row.values["parameter_norm"] > 0.0].sum())
-        is_same = norms == before and not row.update_ratio > 0.0
         is_next_to_same = abs(norms - before) <= _ULP * norms and not row.update_ratio > _ULP
         before = norms
         has_gradients = row.gradient_norm > 0.0 or math.isinf(row.gradient_norm)
         flows = has_gradients or bool((row.values["gradient_norm"] > 0.0).any())
-        is_still &= is_same or table.steps == 1
         is_without &= not has_gradients
         first, rows = loss.first, table.steps
-        follower.mark("weights", is_still and not is_without, norms, first, rows=rows)
         is_cut = is_without and row.passes > 0
         follower.mark("gradients", is_cut, row.gradient_norm, first, rows=rows)
-        stops = is_next_to_same and flows and not is_still
+        stops = is_next_to_same and flows
         valid = not math.isnan(row.gradient_norm) or row.update_ratio > 0.0
         if stops:
             since = since if count else row.step
@@ -241,8 +213,8 @@ def standstill(table: Table, follower: Follower) -> Iterator[None]:
 @rule(
     Kind(
         "outside",
-        "the weights of {layer} were replaced or overwritten before step {last}: their norm "
-        "jumped from {reference:.3g} to {value:.3g}, the update was {update:.3g}",
+        "something else wrote the weights of {layer} before step {last}: their norm went from "
+        "{reference:.3g} to {value:.3g}, by an update of {update:.3g}",
         "they were initialised anew, loaded, averaged or scaled by something else",
         patience=1,
         grade="warn",
