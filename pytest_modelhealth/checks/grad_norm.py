@@ -55,7 +55,6 @@ class _Walk:
             if record.parameter_gradients
             and not any(s.nonfinite_count for s in record.parameter_gradients.values())
         ]
-        self.norms = {record.name: _norm(record, observation) for record in self.records}
         self.ratios = {record.name: _relative_gradient(record) for record in self.records}
         sent = observation.layers[""].gradients
         self.sent = 0.0 if sent is None else sent.norm
@@ -88,23 +87,18 @@ def _rms(statistics: list[TensorStatistics]) -> float:
     return math.sqrt(math.fsum(s.norm**2 for s in statistics) / count) if count else 0.0
 
 
-def _norm(record: LayerRecord, observation: Observation) -> float:
-    """Return the L2 norm of a layer's gradients; over several batches, the root mean square."""
-    gradients = record.parameter_gradients.values()
-    return math.sqrt(math.fsum(s.norm**2 for s in gradients) / observation.batches)
-
-
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield layers whose gradient norm is out of bounds."""
     walk = _Walk(observation)
     for record in walk.records:
-        norm, why = walk.norms[record.name], _what_makes_it(record, observation)
+        # the L2 norm; over several batches, the root mean square of theirs
+        squares = math.fsum(s.norm**2 for s in record.parameter_gradients.values())
+        norm, why = math.sqrt(squares / observation.batches), _what_makes_it(record, observation)
         for name, word in (("max_grad_norm", "over"), ("min_grad_norm", "under")):
             if (limit := settings.exceeded(name, record.name, norm)) is not None:
                 message = f"gradient norm {norm:.3g} is {word} {limit.value:g}"
                 yield GRAD_NORM.violation(record, message, value=norm, limit=limit, cause=why)
-    exploding = list(_exploding(walk, settings))
-    yield from list(_singular(walk, bool(exploding))) or exploding
+    yield from _exploding(walk, settings)
     yield from list(_vanishing(walk, settings)) or _unmoving(walk)
 
 
@@ -114,15 +108,19 @@ def _what_makes_it(record: LayerRecord, observation: Observation) -> str:
     given, arrived, sent = (0.0 if s is None else s.rms for s in sizes)
     return (
         f"its inputs have a root mean square of {given:.3g}, what arrives {arrived:.3g}, what the "
-        f"loss sends {sent:.3g}: the one that is far off tells whether inputs, the layers after it "
-        "(weights, no normalisation) or the loss (a sum, a scale, targets) make it"
+        f"loss sends {sent:.3g}: the one that is far off makes it (inputs; weights after it and no "
+        "normalisation; a sum, a scale or targets of the loss)"
     )
 
 
-# ---- gradients that explode ---------------------------------------------------------------------
-
 _FAR_TARGETS = 100.0
 _LARGE_AT_THE_OUTPUT = 100.0
+_SINGULAR = 1e8
+"""One layer alone may not reach it; the most that it does in 1,302 healthy runs is 8.6e6."""
+_ENDLESS = (
+    "the derivative of a root, norm, logarithm or quotient has no end near zero: add an epsilon "
+    "inside a root or norm, or to a denominator"
+)
 
 
 def _exploding(walk: _Walk, settings: Settings) -> Iterator[Finding]:
@@ -130,89 +128,51 @@ def _exploding(walk: _Walk, settings: Settings) -> Iterator[Finding]:
 
     A gradient that explodes does so in most layers on its way. In a single one it is what a
     normalisation makes of weights that start near zero: tokens of a vision transformer, embeddings
-    of RWKV. What the loss sends back so large, in small units or times a scale, grows in no layer.
+    of RWKV; or it is singular. What the loss sends back so large, in small units or times a scale,
+    grows in no layer.
     """
     observation, ratios = walk.observation, walk.ratios
     large = [n for n, ratio in ratios.items() if settings.exceeded("exploding_ratio", n, ratio)]
     if not large:
         return
-    way = walk.way(large[0])
+    worst = observation.layers[max(large, key=lambda name: ratios[name])]
+    ratio, way = ratios[worst.name], walk.way(large[0])
     around = {record.name for record in way} | walk.flow.feeding(large[0])
     around |= {name for name in ratios if is_inside(name, large[0])}
-    if 2 * len(around.intersection(large)) < len(around.intersection(ratios)):
+    is_singular = ratio > _SINGULAR
+    if not is_singular and 2 * len(around.intersection(large)) < len(around.intersection(ratios)):
         return
-    worst = observation.layers[max(large, key=lambda name: ratios[name])]
-    ratio, culprit = ratios[worst.name], worst
+    change, cause = _single_change(walk, way, 1.0), ""
+    for call in observation.loss_calls:
+        given, asked = call.input, call.target
+        if given and asked and asked.rms > _FAR_TARGETS * max(given.rms, 1.0) and not call.classes:
+            cause = f"the targets have a root mean square of {asked.rms:.3g}, the outputs "
+            cause += f"{given.rms:.3g}: standardise the targets"
+    risky = _risky(walk, way[-1].name, "output", "loss") if is_singular else ""
+    if not (change or risky or cause) and walk.sent > _LARGE_AT_THE_OUTPUT:
+        return
     message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
-    cause = _far_targets(observation)
-    if (gain := _dominant_gain(way, grows=True)) is not None:
-        size, before, culprit = gain
-        message = f"the gradient grows {size:.3g} times on its way back through it"
-        cause = _why_it_changes(observation, before, culprit, "magnifies")
-    elif not cause and walk.sent > _LARGE_AT_THE_OUTPUT:
-        return
+    cause = risky or cause or _what_makes_it(worst, observation) + f"; {_ENDLESS}" * is_singular
+    culprit, message, cause = change or (worst, message, cause)
     yield GRAD_NORM.violation(
         culprit,
         message,
         value=ratio,
         limit=settings.limit("exploding_ratio", worst.name),
-        cause=cause or _what_makes_it(worst, observation),
+        cause=cause,
         affected=[name for name in large if name != culprit.name],
         details=largest_at(worst, "gradients"),
     )
 
 
-def _far_targets(observation: Observation) -> str:
-    """Say that the loss asks for outputs far larger than the model gives, if it does."""
-    for call in observation.loss_calls:
-        given, asked = call.input, call.target
-        if given and asked and asked.rms > _FAR_TARGETS * max(given.rms, 1.0) and not call.classes:
-            return (
-                f"the targets have a root mean square of {asked.rms:.3g}, the outputs "
-                f"{given.rms:.3g}: standardise the targets"
-            )
-    return ""
+def _risky(walk: _Walk, *ends: str) -> str:
+    """Say which operations on a way have a derivative without end, if any have."""
+    risky = first_of([v for v in walk.flow.operations(*ends) if v.live], EDGED, QUOTIENTS)
+    return f"the backward of {named(risky)}: {_ENDLESS}" if risky else ""
 
 
-_SINGULAR = 1e8
-"""The most of 803 healthy runs is a norm of 9.8e5."""
-_LEAST_JUMP = 1e3
-
-
-def _singular(walk: _Walk, is_exploding: bool) -> Iterator[Finding]:
-    """Yield where a gradient begins that is singular: by a root, norm or quotient near zero.
-
-    That is where it jumps first on the way back.
-    """
-    over = [record for record in walk.records if walk.norms[record.name] > _SINGULAR]
-    if not over:
-        return
-    last, why = over[-1], "the derivative of a root, norm, logarithm or quotient near zero"
-    culprit, ends = last, [walk.way(last.name)[-1].name, "output", "loss"]
-    for record, after in pairwise(walk.way(last.name)):
-        size, sent = (0.0 if r.gradients is None else r.gradients.rms for r in (record, after))
-        if size > _LEAST_JUMP * sent > 0.0:
-            culprit, ends = record, [record.name, after.name]
-    if risky := first_of([v for v in walk.flow.operations(*ends) if v.live], EDGED, QUOTIENTS):
-        why = f"the backward of {named(risky)}: its derivative has no end where it is near zero"
-    elif is_exploding or walk.sent > _LARGE_AT_THE_OUTPUT:
-        return
-    yield GRAD_NORM.violation(
-        culprit,
-        f"the gradient norm of {last.label!r} is {walk.norms[last.name]:.3g}, over "
-        f"{_SINGULAR:g}: a derivative on the way back is all but infinite",
-        value=walk.norms[last.name],
-        limit=Limit(_SINGULAR, "always"),
-        cause=f"{why}; add an epsilon inside a root or norm, or to a denominator",
-        affected=[r.name for r in over if r is not culprit],
-        details=largest_at(last, "gradients"),
-    )
-
-
-# ---- gradients that vanish ----------------------------------------------------------------------
-
-_STEEPEST = {"sigmoid": 0.25, "hardsigmoid": 1 / 6}
-"""The largest slope of those that shrink a gradient wherever their inputs lie."""
+_STEEP = frozenset({"sigmoid", "hardsigmoid"})
+"""What takes three quarters of a gradient and more, wherever its inputs lie."""
 _FEWEST_SIGMOIDS = 6
 _CHAIN_RATIO = 1e-4
 """AutoTrainer's first layer by its last is 1e-3, with a norm of 1e-4."""
@@ -233,32 +193,43 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
         return
     gates = _gates(walk)
     opened = flow.sweep(
-        lambda layer, came: min(gates.get(layer, 1.0), 1.0 if came is None else came),
-        min,
-        back=True,
-        by="gradient",
+        lambda layer, came: min(gates.get(layer, 1.0), came or 1.0), min, back=True, by="gradient"
     )
     weak = {name for name in parts if parts[name] < limits[name].value * opened.get(name, 1.0)}
     strong = parts.keys() - weak
     fed = flow.sweep(lambda layer, came: came or layer in strong or None, max, by="gradient")
-    starved = [r for r in walk.records if r.name in weak - fed.keys()]
-    left = {record.name for record in starved}
-    for first in starved:
-        weights = [s for s in trainable(first).values() if not is_scale(s.shape)]
-        if first.name not in left or all(s.rms <= _NEXT_TO_ZERO for s in weights):
-            continue  # it is explained, or starts at zero itself
-        behind = flow.reach(first.name, by="gradient") & {r.name for r in starved}
-        others = {r.name for r in starved} & {first.name, *behind, *flow.feeding(*behind)}
-        left -= others
-        culprit, message, cause = _where_it_vanished(walk, first, parts[first.name])
-        yield GRAD_NORM.violation(
-            culprit,
-            message,
-            value=parts[first.name],
-            limit=limits[first.name],
-            cause=cause,
-            affected=[r.name for r in starved if r.name in others - {culprit.name}],
-        )
+    starved = [
+        record
+        for record in walk.records
+        if record.name in weak - fed.keys()
+        and any(s.rms > _NEXT_TO_ZERO for s in trainable(record).values() if not is_scale(s.shape))
+    ]
+    if not starved:
+        return
+    first, part, way = starved[0], parts[starved[0].name], walk.way(starved[0].name)
+    message = f"its gradient is {part:.2g} of that in the layers after it: it vanished"
+    change = _single_change(walk, way, -1.0) or (first, message, _why_it_fades(walk, way))
+    culprit, message, cause = change
+    yield GRAD_NORM.violation(
+        culprit,
+        message,
+        value=part,
+        limit=limits[first.name],
+        cause=cause,
+        affected=[r.name for r in starved if r is not culprit],
+    )
+
+
+def _why_it_fades(walk: _Walk, way: list[LayerRecord]) -> str:
+    """Say by how much a gradient shrinks a layer, where none of them makes most of it."""
+    cause = "weights too small, saturated activations, no normalisation or no residual path"
+    sizes = [r.gradients.rms for r in way if linear_maps(r) and r.gradients]
+    if len(sizes) < 2 or not sizes[0]:
+        return cause
+    factor = (sizes[-1] / sizes[0]) ** (1.0 / (len(sizes) - 1))
+    is_steep = any(record.activation in _STEEP for record in called(walk.observation))
+    slope = ", behind sigmoid (a slope of 0.25 at most)" if is_steep else ""
+    return f"it shrinks {factor:.3g} times a layer over {len(sizes) - 1} layers{slope}: {cause}"
 
 
 def _parts(walk: _Walk) -> dict[str, float]:
@@ -273,20 +244,18 @@ def _parts(walk: _Walk) -> dict[str, float]:
 def _limits(walk: _Walk, parts: dict[str, float], settings: Settings) -> dict[str, Limit]:
     """Return the least part of a gradient that each layer may get.
 
-    Sigmoids take three quarters and more each: a fresh model that does not normalise is held to a
-    nearer limit behind many of them. Past one that is a gate leads another way.
+    A fresh model that does not normalise is held to a nearer one behind many sigmoids; past one
+    that is a gate leads another way.
     """
     observation, flow, chained = walk.observation, walk.flow, set[str]()
-    steep = [r for r in called(observation) if r.activation in _STEEPEST and not flow.gate(r.name)]
+    steep = [r for r in called(observation) if r.activation in _STEEP and not flow.gate(r.name)]
     is_normalised = any("_norm" in v.function for v in flow.graph.vertices)
-    weak = [name for name, part in parts.items() if part < _CHAIN_RATIO]
-    if is_normalised or seems_trained(observation):
-        weak = []
-    for name in weak:
-        way = {record.name: None for record in walk.way(name)}
-        between = flow.reach(name, by="gradient") & flow.feeding([*way][-1], by="gradient")
-        if sum(record.calls for record in steep if record.name in between) >= _FEWEST_SIGMOIDS:
-            chained.update(way)
+    if steep and not is_normalised and not seems_trained(observation):
+        for name in (name for name, part in parts.items() if part < _CHAIN_RATIO):
+            way = [record.name for record in walk.way(name)]
+            between = flow.reach(name, by="gradient") & flow.feeding(way[-1], by="gradient")
+            if sum(record.calls for record in steep if record.name in between) >= _FEWEST_SIGMOIDS:
+                chained.update(way)
     near = Limit(_CHAIN_RATIO, "always")
     return {n: near if n in chained else settings.limit("vanishing_ratio", n) for n in parts}
 
@@ -318,74 +287,44 @@ def _gates(walk: _Walk) -> dict[str, float]:
     return gates
 
 
-def _where_it_vanished(
-    walk: _Walk, first: LayerRecord, part: float
-) -> tuple[LayerRecord, str, str]:
-    """Return the culprit on the way of a gradient that vanished, what to say of it, and the cause.
-
-    It is the layer that the gradient shrinks in, or the first of the way, behind all that do so.
-    """
-    way = walk.way(first.name)
-    if (gain := _dominant_gain(way, grows=False)) is not None:
-        size, before, culprit = gain
-        message = f"the gradient shrinks to {size:.2g} of itself on its way back through it"
-        return culprit, message, _why_it_changes(walk.observation, before, culprit, "shrinks")
-    cause = "weights too small, saturated activations, no normalisation or no residual path"
-    sizes = [r.gradients.rms for r in way if linear_maps(r) and r.gradients]
-    if len(sizes) > 1 and sizes[0]:
-        count = len(sizes) - 1
-        factor = (sizes[-1] / sizes[0]) ** (1.0 / count)
-        kinds = {str(r.activation) for r in called(walk.observation)} & _STEEPEST.keys()
-        slopes = "".join(f", {k} (a slope of {_STEEPEST[k]:.3g} at most)" for k in sorted(kinds))
-        cause = f"it shrinks {factor:.3g} times a layer over {count} layers{slopes}: {cause}"
-    return first, f"its gradient is {part:.2g} of that in the layers after it: it vanished", cause
-
-
-# ---- what a step of the way makes of a gradient -------------------------------------------------
-
 _LEAST_SINGLE_CHANGE = math.log(1e3)
 _GREAT = 10.0
 """The gain of weights that magnify; He et al. (2015) start at 1.41."""
 
 
-def _dominant_gain(
-    way: list[LayerRecord], *, grows: bool
-) -> tuple[float, LayerRecord, LayerRecord] | None:
-    """Return the gain that makes most of the change all by itself, with its layers, if one does.
+def _single_change(
+    walk: _Walk, way: list[LayerRecord], sign: float
+) -> tuple[LayerRecord, str, str] | None:
+    """Return the layer that makes most of the change all by itself, what to say, and the cause.
 
-    It is the gradient at the output of the layer before relative to that at the layer's own.
+    A gain is the gradient at the output of the layer before relative to that at the layer's own;
+    its logarithm has the sign that is asked for. The cause is its weights, or what is around them.
     """
     gains = [
-        (before.gradients.rms / record.gradients.rms, before, record)
-        for before, record in pairwise(way)
-        if before.gradients and record.gradients and before.gradients.rms and record.gradients.rms
+        (sign * math.log(before.gradients.rms / layer.gradients.rms), before, layer)
+        for before, layer in pairwise(way)
+        if before.gradients and layer.gradients and before.gradients.rms and layer.gradients.rms
     ]
-    if not gains:
+    total = math.fsum(change for change, _, _ in gains)
+    change, before, layer = max(gains, key=lambda gain: gain[0], default=(0.0, way[0], way[0]))
+    if change < max(_LEAST_SINGLE_CHANGE, total / 2):
         return None
-    sign = 1.0 if grows else -1.0
-    largest = max(gains, key=lambda gain: sign * gain[0])
-    change, total = math.log(largest[0]), math.fsum(math.log(gain) for gain, _, _ in gains)
-    return largest if sign * change >= max(_LEAST_SINGLE_CHANGE, sign * total / 2) else None
-
-
-def _why_it_changes(
-    observation: Observation, before: LayerRecord, layer: LayerRecord, verb: str
-) -> str:
-    """Say whether a layer's weights change what passes back through it, or what is around them."""
+    how, verb = f"shrinks to {math.exp(-change):.2g} of itself", "shrinks"
+    if sign > 0.0:
+        how, verb = f"grows {math.exp(change):.3g} times", "magnifies"
+    message = f"the gradient {how} on its way back through it"
     gain = max((m.scale_by_fan_out for m in linear_maps(layer)), default=1.0)
     if not 1.0 / _GREAT < gain < _GREAT:
-        return (
-            f"its weights (root mean square {_rms([*layer.parameters.values()]):.3g}) are too "
-            f"{'large' if gain > 1.0 else 'small'} for its width, with no normalisation around it"
-        )
-    return (
-        f"what is computed between {before.label!r} and it {verb} what comes back: a factor, a "
-        "division, a root, or an activation that is flat for its inputs"
-        f"{factors(observation, [before.name], layer.name)}"
-    )
+        size = f"too {'large' if gain > 1.0 else 'small'} for its width"
+        rms = _rms([*layer.parameters.values()])
+        cause = f"its weights (root mean square {rms:.3g}) are {size}, and nothing normalises"
+        return layer, message, cause
+    if sign > 0.0 and (risky := _risky(walk, before.name, layer.name)):
+        return before, f"{message} before {layer.label!r}", risky
+    cause = f"what is computed between {before.label!r} and it {verb} what comes back: a factor, a "
+    cause += "division, a root, or an activation that is flat for its inputs"
+    return layer, message, cause + factors(walk.observation, [before.name], layer.name)
 
-
-# ---- gradients that move nothing ----------------------------------------------------------------
 
 _UNMOVING = 1e-10
 """Adam adds 1e-8 to its denominator; the least of 803 healthy runs is 7.7e-6."""
@@ -409,8 +348,7 @@ def _unmoving(walk: _Walk) -> Iterator[Finding]:
     is_scaled = 0.0 < walk.sent <= _MOST_BY_LOSS * abs(loss) and is_fresh(observation)
     if abs(loss) <= _LEARNT and not is_scaled:
         return
-    why = "the loss itself sends nothing back: a factor near zero, or an output so far out that it "
-    why += "is flat there"
+    why = "the loss itself sends nothing back: a factor near zero, or it is flat so far out"
     if culprit.gradients is not None and culprit.gradients.abs_max >= _UNMOVING:
         # the last layer at whose output the gradient is usual, and why it is not before
         for record in reversed(innermost(called(observation))):
@@ -420,10 +358,7 @@ def _unmoving(walk: _Walk) -> Iterator[Finding]:
                 culprit = record
         given = culprit.inputs
         inputs = f" (inputs in [{given.min:.3g}, {given.max:.3g}])" if given else ""
-        why = (
-            f"what comes back through {culprit.label!r} is lost: it is flat for its inputs{inputs}"
-        )
-        why += ", or multiplied by next to nothing"
+        why = f"it is flat for its inputs{inputs}, or multiplied by next to nothing"
     yield GRAD_NORM.violation(
         culprit,
         f"the largest number in all gradients is {largest:.3g} while the loss is {loss:.3g}: no "
