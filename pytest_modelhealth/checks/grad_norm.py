@@ -25,15 +25,7 @@ from pytest_modelhealth.checks.facts import (
     seems_trained,
     trainable,
 )
-from pytest_modelhealth.checks.paths import (
-    EDGED,
-    QUOTIENTS,
-    factors,
-    first_of,
-    named,
-    nearest,
-    way_to,
-)
+from pytest_modelhealth.checks.paths import UNDERIVABLE, factors, first_of, named, nearest, way_to
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import dotted, is_inside
@@ -167,7 +159,7 @@ def _exploding(walk: _Walk, settings: Settings) -> Iterator[Finding]:
 
 def _risky(walk: _Walk, *ends: str) -> str:
     """Say which operations on a way have a derivative without end, if any have."""
-    risky = first_of([v for v in walk.flow.operations(*ends) if v.live], EDGED, QUOTIENTS)
+    risky = first_of([v for v in walk.flow.operations(*ends) if v.live], *UNDERIVABLE[:2])
     return f"the backward of {named(risky)}: {_ENDLESS}" if risky else ""
 
 
@@ -227,9 +219,9 @@ def _why_it_fades(walk: _Walk, way: list[LayerRecord]) -> str:
     if len(sizes) < 2 or not sizes[0]:
         return cause
     factor = (sizes[-1] / sizes[0]) ** (1.0 / (len(sizes) - 1))
-    is_steep = any(record.activation in _STEEP for record in called(walk.observation))
-    slope = ", behind sigmoid (a slope of 0.25 at most)" if is_steep else ""
-    return f"it shrinks {factor:.3g} times a layer over {len(sizes) - 1} layers{slope}: {cause}"
+    if any(record.activation in _STEEP for record in called(walk.observation)):
+        cause = f"sigmoids (a slope of 0.25 at most), {cause}"
+    return f"it shrinks {factor:.3g} times a layer over {len(sizes) - 1} layers: {cause}"
 
 
 def _parts(walk: _Walk) -> dict[str, float]:

@@ -297,8 +297,6 @@ _NONE = "the graph is cut in a backward: that of an autograd.Function after it r
 
 
 _SHOWN = 3
-
-
 _CAUSES = {
     "module": "modules in a plain list, dictionary or object are not registered: use "
     "nn.ModuleList or nn.ModuleDict",
