@@ -186,7 +186,7 @@ FAULTS = {
     # at torch's initialisation, which is no fault by itself: the factor a layer is told, once
     "six sigmoids": (
         lambda: chain(6, torch.sigmoid), "fail", "layers.0", "times a layer over",
-        "sigmoid (a slope of 0.25 at most)",
+        "sigmoids (a slope of 0.25 at most)",
     ),
     "six sigmoids, better weights": (
         lambda: chain(6, torch.sigmoid, nn.init.xavier_uniform_), "fail", "layers.0",

@@ -408,9 +408,9 @@ FAULTS = {
         }.items()
     },
     "an online net without gradients": (lambda: squares(OnlineOff()), "warn", "student.2"),
-    "a layer in mid-net without gradients": (lambda: squares(KeysOff()), "fail", "keys.2"),
+    "a layer in mid-net without gradients": (lambda: squares(KeysOff()), "warn", "keys.2"),
     "a trunk that is detached": (lambda: squares(Trunk()), "fail", "trunk.2"),
-    "blocks that are cut": (lambda: squares(Blocks()), "fail", "blocks.0.2"),
+    "blocks that are cut": (lambda: squares(Blocks()), "warn", "blocks.0.2", "freeze 'blocks.0'"),
     "a generator's step": (lambda: squares(GeneratorStep()), "fail", "g.2"),
     "a branch that is cut": (Branches, "fail", "side"),
     "an output that is dropped": (
@@ -434,6 +434,15 @@ FAULTS = {
             "argmax": lambda table: table.argmax(),
         }.items()
     },
+    "a parameter for other occasions": (Masked, "note", "", "nothing reads its trainable mask"),
+    **{
+        f"a parameter {name}": (lambda read=read: offset(read), "note", "0", "trainable table")
+        for name, read in {
+            "unread": lambda table: 0.0,
+            "whose sizes are read": lambda t: float(len(t) + t.numel() + t.shape[0]),
+            "whose dtype is read": lambda t: torch.zeros(16, dtype=t.dtype, device=t.device),
+        }.items()
+    },
     "skips in the middle left out": (lambda: Skips(2), "fail", "skip.1"),
     "a block of a stack": (EqualBlocks, "warn", "blocks.3", "freeze"),
     "a term that the loss misses": (
@@ -444,14 +453,10 @@ HEALTHY = {
     "rows that a batch never names": lambda: (Tied(), torch.randint(0, 5, (8, 16))),
     "a part that returns nothing": lambda: summed(0, nn.Linear(16, 8)),
     "a part that returns nothing, without a gate": lambda: summed(0, nn.Identity()),
-    "a parameter for other occasions": Masked,
     **{
         f"a parameter {name}": lambda read=read: offset(read)
         for name, read in {
             "used": lambda table: table[:],
-            "unread": lambda table: 0.0,
-            "whose sizes are read": lambda t: float(len(t) + t.numel() + t.shape[0]),
-            "whose dtype is read": lambda t: torch.zeros(16, dtype=t.dtype, device=t.device),
             "read without gradients": lambda table: torch.no_grad()(table.abs)().max(),
         }.items()
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
@@ -25,49 +25,12 @@ from pytest_modelhealth.checks.recurrences import recurrent_gradients
 from pytest_modelhealth.checks.zero_gradients import idle_rows, zero_gradients
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Cut, Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.report.flow import UNSEEN, Recurrence, near
+from pytest_modelhealth.report.flow import UNSEEN, Ending, Recurrence, near
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.setting import ancestors, dotted, is_inside, parent
+from pytest_modelhealth.settings.setting import dotted, is_inside, parent
 
 MISSING_GRADIENTS = CHECKS["missing_gradients"]
 UNREGISTERED_PARAMETERS = CHECKS["unregistered_parameters"]
-
-
-_FEWEST = 2
-
-
-def detached_states(observation: Observation) -> Iterator[Finding]:
-    """Yield the layers whose own state comes to them detached each time.
-
-    Where each call takes one step of a sequence, gradients go back a single step. Pieces of several
-    steps are truncated backpropagation. Where each call takes the same again, as in the search for
-    a fixed point, the gradient of the last alone may be meant.
-    """
-    layers = observation.layers
-    learning = [record for record in layers.values() if learns(record)]
-    if not any(record.calls > _FEWEST for record in learning):
-        return
-    by_line: dict[str, tuple[Recurrence, list[str]]] = {}
-    for found in flow_of(observation).cut_recurrences():
-        name, is_detached = found.layer, {cut.operation for cut in found.cuts} <= having("detach")
-        if is_detached and any(r.name == name or is_inside(r.name, name) for r in learning):
-            by_line.setdefault(found.cuts[0].line, (found, []))[1].append(name)
-    for found, names in by_line.values():
-        record, given = layers[found.layer], layers[found.layer].inputs
-        extents = sum(size > 1 for size in given.shape[1:]) if given else 0  # of a sample
-        if found.takes_more and extents > 1:
-            continue  # several steps at once
-        yield MISSING_GRADIENTS.fault(
-            record,
-            f"its state is detached before each of its {found.calls} calls, so that no gradient "
-            f"goes back further than one: {near(str(found.cuts[0]))}",
-            value=float(found.calls),
-            cause="the state is cut off at every step, and nothing learns over several: detach it "
-            "before the first step only, or every so many (truncated backpropagation)",
-            affected=names[1:],
-            independent=True,
-            severity="fail" if found.takes_more and extents == 1 else "warn",
-        )
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -80,16 +43,15 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     in_evaluation = root is not None and root.options.get("training") is False
     if stories and in_evaluation and not has_loss:  # detectors detach their proposals
         yield MISSING_GRADIENTS.inconclusive(
-            stories[0].culprit.record,
-            (
-                "no gradient reaches its trainable parameters, but a model in evaluation mode "
-                "may have its loss in training mode only: inspect it there, or with a loss"
-            ),
+            stories[0].record,
+            "no gradient reaches its trainable parameters, but a model in evaluation mode "
+            "may have its loss in training mode only: inspect it there, or with a loss",
         )
         return
     for story in stories:
-        yield _violation(story, observation)
-    yield from detached_states(observation)
+        yield _finding(story, observation)
+    yield from _unread(observation)
+    yield from _detached_states(observation)
     if math.isfinite(observation.loss or 0.0) and not is_switched_off(observation):
         yield from zero_gradients(observation)
         if observation.loss != 0.0:
@@ -97,73 +59,109 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
             yield from idle_rows(observation, settings)
 
 
-class _Lost(NamedTuple):
-    """A layer or parameter that gets no gradient, and should.
+def _detached_states(observation: Observation) -> Iterator[Finding]:
+    """Yield the layers whose own state comes to them detached each time.
 
-    Args:
-        record: the layer, or that of the parameter.
-        name: what the flow calls it.
-        is_used: whether its values get to an end of the run.
+    Where each call takes one step of a sequence, gradients go back a single step. Pieces of several
+    steps are truncated backpropagation. Where each call takes the same again, as in the search for
+    a fixed point, the gradient of the last alone may be meant.
     """
+    learning = [record.name for record in observation.layers.values() if learns(record)]
+    by_line: dict[str, list[Recurrence]] = defaultdict(list)
+    for one in flow_of(observation).cut_recurrences():
+        is_detached = {cut.operation for cut in one.cuts} <= having("detach")
+        if is_detached and any(n == one.layer or is_inside(n, one.layer) for n in learning):
+            by_line[one.cuts[0].line].append(one)
+    for first, *others in by_line.values():
+        given = observation.layers[first.layer].inputs
+        extents = sum(size > 1 for size in given.shape[1:]) if given else 0  # of a sample
+        if first.takes_more and extents > 1:
+            continue  # several steps at once
+        yield MISSING_GRADIENTS.fault(
+            first.layer,
+            f"its state is detached before each of its {first.calls} calls, so that no gradient "
+            f"goes back further than one: {near(str(first.cuts[0]))}",
+            value=float(first.calls),
+            cause="the state is cut off at every step, and nothing learns over several: detach it "
+            "before the first step only, or every so many (truncated backpropagation)",
+            affected=[other.layer for other in others],
+            independent=True,
+            severity="fail" if first.takes_more and extents == 1 else "warn",
+        )
 
-    record: LayerRecord
-    name: str
-    is_used: bool
+
+def _unread(observation: Observation) -> Iterator[Finding]:
+    """Tell of parameters that nothing reads, in modules whose reads are seen: a mask token."""
+    flow = flow_of(observation)
+    for record in called(observation) if flow.is_exact else ():
+        full = {name: dotted(record.name, name) for name in record.parameters}
+        unread = [n for n in _lacking(record) if n in record.unreached and full[n] not in flow]
+        is_seen = record.name not in flow.layers or any(name in flow for name in full.values())
+        if is_seen and (names := ", ".join(n for n in unread if n not in record.read_in_vain)):
+            yield MISSING_GRADIENTS.fault(
+                record,
+                f"nothing reads its trainable {names}",
+                cause="it is for other batches, or left out of the forward",
+                severity="note",
+            )
 
 
 class _Story(NamedTuple):
-    """What is lost by one fault: the last of it, what cuts behind that, and all of it."""
+    """What is lost by one fault: the last of it, by its name in the flow, what cuts, and all."""
 
-    culprit: _Lost
+    record: LayerRecord
+    name: str
     cut: Cut | None
-    lost: list[_Lost]
+    lost: dict[str, LayerRecord]
 
 
 def _stories(observation: Observation) -> Iterator[_Story]:
     """Yield what is lost, by where it ends, in the order of completion."""
-    lost = {one.name: one for one in _lost(observation)}
+    lost = _lost(observation)
     if not lost:
         return
     flow = flow_of(observation)
-    stories = {name: _Story(one, None, [one]) for name, one in lost.items() if name not in flow}
-    for name, ending in flow.endings(lost).items():
-        story = stories.setdefault(ending.last, _Story(lost[ending.last], ending.cut, []))
-        story.lost.append(lost[name])
-    by_code: dict[object, _Story] = {}
-    codes: dict[Cut, object] = {}
-    last_first = sorted(stories.values(), key=lambda one: -completed(one.culprit.record))
-    for story in last_first:
-        record, name, is_used = story.culprit
-        if is_in_an_empty_part(record, observation):
+    endings = {name: Ending(name, None) for name in lost if name not in flow} | flow.endings(lost)
+    by_place: dict[object, _Story] = {}
+    for name in sorted(endings, key=lambda name: -completed(lost[endings[name].last])):
+        last, cut = endings[name].last, endings[name].cut
+        record, is_dropped = lost[last], last in flow and last not in flow.used
+        is_end = is_dropped and _ends_a_list(last, observation, flow)
+        if is_end or is_in_an_empty_part(record, observation):
             continue
-        if not is_used and name in flow and _ends_a_list(name, observation, flow):
-            continue
-        code: object = name
-        own_name = record.name.rpartition(".")[2]
-        if story.cut is not None:  # in every block it is one, and so is a line that drops two
-            is_numbered = own_name.isdigit() or not story.cut.line
-            code = (story.cut.operation, story.cut.line, "" if is_numbered else own_name)
-            code = codes.setdefault(story.cut, code)
-        elif name in flow and (record.grad_off or not is_used):
-            code = (flow.line(name) or name, "" if own_name.isdigit() else own_name)
-        by_code.setdefault(code, story).lost.extend(story.lost)
-    yield from reversed(by_code.values())
+        place: object = last  # what one line does in every block is one fault
+        if cut is not None:
+            place = (cut.operation, cut.line) if cut.line else cut
+        elif is_dropped or (record.grad_off and last in flow):
+            place = flow.line(last) or last
+        by_place.setdefault(place, _Story(record, last, cut, {})).lost[name] = lost[name]
+    yield from reversed(by_place.values())
 
 
-def _lost(observation: Observation) -> Iterator[_Lost]:
-    lacking = {r.name: missing for r in observation.layers.values() if (missing := _lacking(r))}
+def _lost(observation: Observation) -> dict[str, LayerRecord]:
+    """Return what gets no gradient and should: layers, or parameters that their modules read.
+
+    A layer may lack it for some alone, by a loss of the output's slopes. A container may hold
+    some for other occasions (the token that stands for a masked patch), or read them under
+    ``no_grad``.
+    """
+    lacking = [(r, missing) for r in observation.layers.values() if (missing := _lacking(r))]
+    lost: dict[str, LayerRecord] = {}
     if not lacking:
-        return
+        return lost
     flow = flow_of(observation)
-    used, graph = flow.used, flow.graph
-    is_sure = flow.is_exact and graph.loss is not None and graph.vertices[graph.loss].live
+    is_sure = flow.is_exact and flow.graph.loss is not None
+    is_sure = is_sure and flow.graph.vertices[flow.graph.loss or 0].live
     to_loss = flow.feeding("loss") if is_sure else frozenset()
-    for layer, missing in lacking.items():
-        record = observation.layers[layer]
+    for record, missing in lacking:
+        names, in_vain = {name: dotted(record.name, name) for name in missing}, record.read_in_vain
+        off = record.unreached - in_vain
+        own = [f for n, f in names.items() if n not in off and (f in flow or n in in_vain)]
+        if record.name in flow.layers and record.gradients is None:
+            own = [record.name] if len(missing) == len(trainable(record)) else []
         unreached = record.unreached.issuperset(missing) or record.status == "no_grad_path"
-        for name in _names(record, missing, flow):
-            if name in to_loss or unreached:
-                yield _Lost(record, name, name in used)
+        lost |= {name: record for name in own if name in to_loss or unreached}
+    return lost
 
 
 def _lacking(record: LayerRecord) -> list[str]:
@@ -173,37 +171,19 @@ def _lacking(record: LayerRecord) -> list[str]:
     return [name for name in trainable(record) if name not in record.parameter_gradients]
 
 
-def _names(record: LayerRecord, lacking: list[str], flow: Flow) -> list[str]:
-    """Return what the flow calls what lacks gradients: the layer, or parameters that were read.
-
-    A layer may lack it for some alone, by a loss of the output's slopes. A container may hold
-    some for other occasions (the token that stands for a masked patch), or read them under
-    ``no_grad``.
-    """
-    is_leaf = record.name in flow.layers
-    if is_leaf and record.gradients is None:
-        return [record.name] if len(lacking) == len(trainable(record)) else []
-    off = record.unreached - record.read_in_vain
-    names = {name: dotted(record.name, name) for name in lacking if name not in off}
-    read = [full for name, full in names.items() if full in flow or name in record.read_in_vain]
-    return read or ([record.name] if is_leaf else [])
-
-
-def _violation(story: _Story, observation: Observation) -> Finding:
-    (record, name, is_used), flow = story.culprit, flow_of(observation)
-    own = {one.name.rpartition(".")[2] for one in story.lost if one.record is record}
-    names = [name for name in _lacking(record) if name in own] or _lacking(record)
-    lost = {one.record.name for one in story.lost} - {record.name}
+def _finding(story: _Story, observation: Observation) -> Finding:
+    (record, name, cut, lost), flow = story, flow_of(observation)
+    own = [n for n in _lacking(record) if dotted(record.name, n) in lost] or _lacking(record)
+    affected = {one.name for one in lost.values()} - {record.name}
     why, cause = _why(story, flow)
-    is_sure = flow.is_exact or story.cut is not None or name not in flow or bool(flow.line(name))
-    if not is_used and name in flow:
-        after = _later_of_its_list(name, observation, flow)
-        if after:
+    is_sure = flow.is_exact or cut is not None or name not in flow or bool(flow.line(name))
+    if name in flow and name not in flow.used:
+        if after := _later_of_its_list(name, observation, flow):
             why = f"what it returns is not used, and that of {after!r} after it is"
             cause = f"overwritten in a loop, or only the last of several is read: {_JOIN}"
         else:  # what is returned beside others, somebody else may read
             is_sure &= not any(is_inside(name, layer) for layer in flow.reach(name) & flow.used)
-    elif is_used and (part := _whole_part(story, observation, flow)):
+    elif part := _whole_part(story, observation, flow):
         is_sure = False
         why = f"{why}; freeze {part!r} by requires_grad_(False) if it is not to learn"
         cause = (
@@ -211,14 +191,13 @@ def _violation(story: _Story, observation: Observation) -> Finding:
             "half of a GAN is; if it should learn, take away what cuts"
         )
     # a gradient ends where values are chosen among, as experts are, and may be meant to
-    is_sure &= story.cut is None or story.cut.operation not in having("order")
-    message = f"no gradient reaches its trainable parameters ({', '.join(names)})"
+    is_sure &= cut is None or cut.operation not in having("order")
     return MISSING_GRADIENTS.fault(
         record,
-        f"{message}: {why}",
-        value=float(len(names)),
+        f"no gradient reaches its trainable parameters ({', '.join(own)}): {why}",
+        value=float(len(own)),
         cause=cause,
-        affected=[name for name in observation.layers if name in lost],
+        affected=[layer for layer in observation.layers if layer in affected],
         independent=True,
         severity="fail" if is_sure else "warn",
     )
@@ -227,45 +206,24 @@ def _violation(story: _Story, observation: Observation) -> Finding:
 def _whole_part(story: _Story, observation: Observation, flow: Flow) -> str:
     """Return the outermost module around a layer in which nothing learns, if it may be meant so.
 
-    A stop is written behind it, it takes only what the model was given, and it runs under
-    ``no_grad`` or is one network of several: the same graph is a bug in one and right in the next.
+    A stop is written behind it: a teacher, a frozen encoder, the other half of a GAN. The same
+    graph is a bug in one and right in the next. Where what it takes would learn by it alone, where
+    it is one layer, or what learns is a layer beside it, it is a bug in any.
     """
-    record, layers = story.culprit.record, observation.layers
-    is_written = record.grad_off or (
-        story.cut is not None and story.cut.operation in having("detach")
-    )
+    record, part, layers = story.record, story.record.name, observation.layers
+    is_written = story.cut is not None and story.cut.operation in having("detach")
     learning = [r.name for r in layers.values() if learns(r)]
-    if not (record.name and learning and is_written) or record.read_in_vain:
+    if not (part and learning and (record.grad_off or is_written)) or record.read_in_vain:
         return ""
-    part = record.name
     while (name := parent(part)) and not any(is_inside(n, name) or n == name for n in learning):
         part = name
     inside = [r.name for r in called(observation) if r.name == part or is_inside(r.name, part)]
-    own_cut = part in layers and layers[part].status == "no_grad_path" and not record.grad_off
-    before = [layers[name] for name in flow.feeding(*inside) if name in layers]
-    # one of several networks that a module runs; a trunk with a head, and blocks in a row, are one
-    around, above = layers.get(parent(part)), parent(part)
-    is_one_of_several = (
-        (around is not None and around.entered is not None and around.type_name != "Sequential")
-        and len(inside) > 1
-        and all(is_inside(name, above) and parent(name) != above for name in learning)
+    before = (layers[name] for name in flow.feeding(*inside) if name in layers)
+    is_half = len(inside) > 1 and not any(parent(name) == parent(part) for name in learning)
+    is_fed = any(
+        trainable(r) and not r.grad_off and not (record.grad_off and learns(r)) for r in before
     )
-    if own_cut or not (record.grad_off or is_one_of_several):
-        return ""
-    is_fed = any(trainable(r) and not r.grad_off for r in before)
-    return "" if is_fed and not _has_a_twin(part, layers) else part
-
-
-def _has_a_twin(part: str, layers: Mapping[str, LayerRecord]) -> bool:
-    """Whether a module beside it holds the very same parameters: one of the two is a slow copy."""
-    values: dict[str, dict[str, object]] = defaultdict(dict)
-    inside = [r for r in layers.values() if parent(part) in ancestors(r.name)]
-    for record in inside:
-        head, _, rest = record.name.removeprefix(parent(part)).removeprefix(".").partition(".")
-        for name, seen in record.parameters.items():
-            values[head][f"{rest}.{name}"] = (seen.shape, seen.min, seen.max, seen.mean)
-    own = values.pop(part.rpartition(".")[2], None)
-    return own in values.values()
+    return part if not is_fed and (record.grad_off or is_half) else ""
 
 
 def _later_of_its_list(name: str, observation: Observation, flow: Flow) -> str:
@@ -287,47 +245,37 @@ def _ends_a_list(name: str, observation: Observation, flow: Flow) -> bool:
 
 def _why(story: _Story, flow: Flow) -> tuple[str, str]:
     """Return how it comes about, and what to look at."""
-    record, name, is_used = story.culprit
+    record, name, cut, _ = story
     reads = "its forward reads them, and " if name != record.name else ""
     if name not in flow:
         return "the output does not depend on what comes of them", f"{reads}{_CUT}"
-    if not is_used:
-        cause = f"{_ignoring(name, flow)}: it is dropped, {_VAIN}"
-        return "what it returns is computed in vain", cause
+    if name not in flow.used:
+        return "what it returns is computed in vain", f"{_ignoring(name, flow)}, {_VAIN}"
     if record.grad_off:
         where = at(near(flow.line(record.name)))
         return f"it runs under torch.no_grad(){where}", f"the graph is cut there: {_LEARN}"
-    to_loss = flow.feeding("loss") if flow.graph.loss is not None else {name}
-    if story.cut is not None and story.cut.target == "output" and name not in to_loss:
-        return f"the loss leaves it out; it is only returned, by {near(str(story.cut))}", (
-            "a term is missing in the loss; what is returned for a log may be cut. If it "
-            "should not learn, freeze it by requires_grad_(False)"
-        )
-    if story.cut is not None and story.cut.operation == UNSEEN:
-        where = f"before {story.cut.target!r}{at(near(story.cut.line))}"
-        return f"nothing is seen to take it; a tensor of unseen origin comes in {where}", (
-            "it is dropped, or cut where nothing shows it: in a script, vmap or compiled code."
-            " If that tensor is a constant that an object or a closure keeps, make it a buffer"
-            " (register_buffer)"
-        )
-    if story.cut is not None:
-        return near(str(story.cut)), f"{reads}the graph is cut there: {_LEARN}"
+    if cut is not None and cut.operation == UNSEEN:
+        where = f"before {cut.target!r}{at(near(cut.line))}"
+        return f"nothing is seen to take it; a tensor of unseen origin comes in {where}", _UNSEEN
+    if cut is not None:
+        is_loss_s = flow.graph.loss is None or name in flow.feeding("loss")
+        if cut.target == "output" and not is_loss_s:
+            return f"the loss leaves it out; it is only returned, by {near(str(cut))}", _LEFT_OUT
+        return near(str(cut)), f"{reads}the graph is cut there: {_LEARN}"
     if record.status == "no_grad_path":
         return "what it returns has no graph", f"in its own forward {_CUT}"
     if flow.is_exact:
         return "the graph leads there, and none comes back", f"{_NONE}: {_LEARN}"
-    takers = map(repr, flow.consumers(name, as_it_is=True))
-    return f"the graph is cut before {next(takers, 'the loss')}", _CUT
+    return "the graph is cut after it", _CUT
 
 
 def _ignoring(name: str, flow: Flow) -> str:
     """Return who is given what a layer returned and makes nothing of it, if that is known."""
-    returned = [vertex for call in flow.calls(name) for vertex in call.outputs]
-    made = flow.after(*returned)
+    made = flow.after(*(vertex for call in flow.calls(name) for vertex in call.outputs))
     for call in flow.graph.calls:
         if not made.isdisjoint(call.inputs) and made.isdisjoint(flow.inside(call.layer)):
             return f"{call.layer!r} is given it{at(near(call.line))} and takes nothing of it"
-    return "nobody takes it"
+    return "it is dropped"
 
 
 _CUT = (
@@ -340,12 +288,15 @@ _VAIN = (
 )
 _JOIN = "join them all, or leave it out before the last"
 _LEARN = "if it should learn, take away what cuts; if not, freeze it by requires_grad_(False)"
+_UNSEEN = (
+    "it is dropped, or cut where nothing shows it: in a script, vmap or compiled code. If that "
+    "tensor is a constant that an object or a closure keeps, make it a buffer (register_buffer)"
+)
+_LEFT_OUT = f"a term is missing in the loss; what is returned for a log may be cut: {_LEARN}"
 _NONE = "the graph is cut in a backward: that of an autograd.Function after it returns None"
 
 
 _SHOWN = 3
-
-
 _CAUSES = {
     "module": "modules in a plain list, dictionary or object are not registered: use "
     "nn.ModuleList or nn.ModuleDict",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, called, flow_of
@@ -70,68 +69,55 @@ def _is_recurrent(record: LayerRecord) -> bool:
 _INPUT, _STATE, _REVERSE = "weight_ih", "weight_hh", "_reverse"
 
 
-class _Part(NamedTuple):
-    """One direction of one layer of a recurrent stack, by how the names of its parameters end."""
-
-    suffix: str
-    learns: bool
-    remembers: bool
-
-
-def _parts(record: LayerRecord) -> list[_Part]:
-    """Return the parts of a recurrent layer that can learn."""
-    parts = []
-    for name, inputs in record.parameter_gradients.items():
-        suffix = name.removeprefix(_INPUT)
-        states = record.parameter_gradients.get(_STATE + suffix)
-        if states is not None and record.frozen.isdisjoint({name, _STATE + suffix}):
-            parts.append(_Part(suffix, inputs.abs_max > 0.0, states.abs_max > 0.0))
-    return parts
-
-
 def recurrent_gradients(observation: Observation) -> Iterator[Finding]:
     """Yield the recurrent layers of which a part learns nothing, or remembers nothing.
 
-    A direction may be left out on purpose, and the batch may choose first steps alone.
+    A part is a direction of one layer of a stack. A direction may be left out on purpose, and the
+    batch may choose first steps alone. Of a layer that is silent as a whole others tell.
     """
     flow = flow_of(observation)
     for record in called(observation):
-        parts = _parts(record)
-        learning = [part for part in parts if part.learns]
+        gradients = record.parameter_gradients.items()
+        seen = {name: g.abs_max > 0.0 for name, g in gradients if name not in record.frozen}
+        parts = [name.removeprefix(_INPUT) for name in seen if name.startswith(_INPUT)]
+        parts = [part for part in parts if _STATE + part in seen]
+        learning = [part for part in parts if seen[_INPUT + part]]
         if not learning:
-            continue  # the whole layer is silent: that is told elsewhere
+            continue
         steps = _steps(record, flow)
-        idle = [part for part in parts if not part.learns]
-        forgetful = [part for part in learning if not part.remembers and steps > 1]
         takers = flow.consumers(record.name) if record.name in flow else ()
         made = flow.operations(record.name, *takers) if takers else ()
         line = at(next((o.line for o in made if o.has("slice", "index") and o.line), ""))
-        levels = {part.suffix.removesuffix(_REVERSE) for part in learning if part.remembers}
-        for tensor, silent in ((_INPUT, idle), (_STATE, forgetful)):
-            if not silent:
-                continue
-            is_half = any(part.suffix.removesuffix(_REVERSE) in levels for part in silent)
-            is_chosen = silent is forgetful and any(o.has("index") for o in made)
-            cause = f"only the first step is read{line}: read the last one (out[:, -1]), or all"
-            if silent is idle:
-                cause = (
-                    f"the state of a lower layer is read{line}, and those above it are computed in "
-                    "vain: h_n[0] is the first layer, h_n[-1] the last"
+        levels = {part.removesuffix(_REVERSE) for part in learning if seen[_STATE + part]}
+        idle = [part for part in parts if part not in learning]
+        forgetful = [part for part in learning if not seen[_STATE + part] and steps > 1]
+        for tensor, silent, over, cause in (
+            (_INPUT, idle, "", f"the state of a lower layer is read{line}, and {_LOWER}"),
+            (
+                _STATE,
+                forgetful,
+                f" over {steps} steps",
+                f"only the first step is read{line}{_FIRST}",
+            ),
+        ):
+            is_half = any(part.removesuffix(_REVERSE) in levels for part in silent)
+            is_chosen = tensor == _STATE and any(o.has("index") for o in made)
+            if silent:
+                yield MISSING_GRADIENTS.fault(
+                    record,
+                    f"the gradient of its {' and '.join(tensor + part for part in silent)} is "
+                    f"exactly zero{over}, that of others is not",
+                    tensor=tensor + silent[0],
+                    cause=f"one direction is read{line}, or {_HALF}" if is_half else cause,
+                    severity="warn" if is_half or is_chosen else "fail",
                 )
-            if is_half:
-                cause = (
-                    f"one direction is read{line}, or one end of the sequence, where the other "
-                    "direction has seen one step: join h_n[-2] and h_n[-1]"
-                )
-            names = " and ".join(f"{tensor}{part.suffix}" for part in silent)
-            over = f" over {steps} steps" if silent is forgetful else ""
-            yield MISSING_GRADIENTS.fault(
-                record,
-                f"the gradient of its {names} is exactly zero{over}, that of others is not",
-                tensor=f"{tensor}{silent[0].suffix}",
-                cause=cause,
-                severity="warn" if is_half or is_chosen else "fail",
-            )
+
+
+_LOWER = "those above it are computed in vain: h_n[0] is the first layer, h_n[-1] the last"
+_FIRST = ": read the last one (out[:, -1]), or all"
+_HALF = (
+    "one end of the sequence, where the other direction has seen one step: join h_n[-2] and h_n[-1]"
+)
 
 
 def _steps(record: LayerRecord, flow: Flow) -> int:

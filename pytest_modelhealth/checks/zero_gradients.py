@@ -85,9 +85,9 @@ def zero_slices(
             if name in record.frozen or not taken.isdisjoint(having("choice", "table")):
                 continue
             columns = slices.columns if not given or any(v.live for v in given) else ()
-            rows, size = slices.rows, record.parameters[name].shape
-            by_share = len(rows) * size[1] >= len(columns) * size[0]
-            kind, idle = (ROWS, rows) if by_share else (COLUMNS, columns)
+            size = dict(zip((ROWS, COLUMNS), record.parameters[name].shape, strict=False))
+            choices = (ROWS, slices.rows), (COLUMNS, columns)
+            kind, idle = max(choices, key=lambda one: len(one[1]) / size[one[0]])
             if len(idle) >= FEWEST_ROWS:
                 yield record, name, kind, idle
 
@@ -127,13 +127,13 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
         place = next(((v.function, v.line) for v in _steps(way) if v.line), name)
         stories[place].append((name, way))
     for story in stories.values():
-        ends = [name for name, _ in story]
         culprit, way = max(story, key=lambda one: completed(records[one[0]]))
+        record, ends = records[culprit], [name for name, _ in story]
         before = flow.feeding(*ends, by="gradient").union(ends, idle) & names.keys()
-        affected = {records[name].name for name in before} - {records[culprit].name}
-        own = [full for name in ends if records[name] is records[culprit] for full in names[name]]
+        affected = {records[name].name for name in before} - {record.name}
+        own = [full for name in ends if records[name] is record for full in names[name]]
         tensors = [full.rpartition(".")[2] for full in own]
-        yield _finding(records[culprit], tensors, way, affected, observation)
+        yield _finding(record, tensors, way, affected, observation)
 
 
 def _is_by_design(name: str, record: LayerRecord, observation: Observation, flow: Flow) -> bool:
@@ -146,11 +146,9 @@ def _is_by_design(name: str, record: LayerRecord, observation: Observation, flow
     origins = flow.origins(*(number for call in flow.calls(name) for number in call.inputs))
     if origins and all(flow.graph.vertices[number].kind == "constant" for number in origins):
         return True
-    if name != record.name or not any(v.has("route") for v in flow.graph.vertices):
-        return False
     alike = {other for _, there in members(name, observation.layers) for other in there}
-    beside = alike - {name, *flow.feeding(name), *flow.reach(name)}
-    return any(learns(observation.layers[other]) for other in beside)
+    is_routed = name == record.name and any(v.has("route") for v in flow.graph.vertices)
+    return is_routed and not alike <= {name, *flow.feeding(name), *flow.reach(name)}
 
 
 def _trial(observation: Observation) -> ProbeRecord | None:
@@ -168,9 +166,8 @@ def _finding(
 ) -> Finding:
     flow, made = flow_of(observation), _steps(way)
     calls = [observation.layers[v.name] for v in way if v.kind == "call"]
-    goes_on = any(map(_is_alive, calls))
-    steps = [v for v in made if v.has("flat")]
-    steps = steps or [v for v in made if not v.has("sum")]
+    goes_on, is_tried = any(map(_is_alive, calls)), _trial(observation) is not None
+    steps = [v for v in made if v.has("flat")] or [v for v in made if not v.has("sum")]
     factors = _factors(made, observation, flow)
     said = [*factors.values(), *(f"`{v.function}`{at(v.line)}" for v in steps if v not in factors)]
     through = [*dict.fromkeys(said), *(repr(r.name) for r in calls)][:_NAMED]
@@ -181,21 +178,18 @@ def _finding(
     if record.activations is not None and record.activations.dtype == "float16" and not goes_on:
         cause = UNDERFLOW
     # of what a batch alone may have left out nothing is sure: a mask, one key, a head at the end
-    outs = [r.activations for r in calls if r.activation == "softmax" and r.activations]
     is_partial = (
         observation.samples < _FEWEST_SAMPLES
         or not flow.is_exact
         or any(v.has("choice") for v in made)
-        # a sequence of one token weighs a single key; of a score alone `wiring` tells
-        or any(r.options.get("keys") == 1 for r in calls)
-        or any(out.shape[-1:] == (1,) for out in outs)
+        or any(map(_weighs_one, calls))
         or _is_masked(made, observation, flow)
         or (not goes_on and any(map(learns, called(observation))))
     )
     if is_partial:
         cause += "; this batch alone may leave it out, or nothing reads that part"
     tried, trial = f", and still is after {STEPS} steps of training", observation.probes.get(TRIAL)
-    if _trial(observation) is None:
+    if not is_tried:
         why = "this run allows no further one" if trial is None else trial.reason
         tried = f"; whether training opens it was not tried: {why}"
     return MISSING_GRADIENTS.fault(
@@ -204,8 +198,15 @@ def _finding(
         tensor=tensors[0],
         cause=cause,
         affected=[name for name in observation.layers if name in affected],
-        severity="warn" if is_partial or _trial(observation) is None else "fail",
+        severity="fail" if is_tried and not is_partial else "warn",
     )
+
+
+def _weighs_one(record: LayerRecord) -> bool:
+    """Whether a softmax has a single key to weigh; of a score alone `wiring` tells."""
+    seen = record.activations
+    is_one = record.activation == "softmax" and seen is not None and seen.shape[-1:] == (1,)
+    return is_one or record.options.get("keys") == 1
 
 
 def _is_dead(record: LayerRecord) -> bool:
@@ -227,15 +228,14 @@ def _steps(way: list[Vertex]) -> list[Vertex]:
 
 def _is_masked(made: list[Vertex], observation: Observation, flow: Flow) -> bool:
     """Whether a factor is of the batch, or made or drawn by the forward: it may be otherwise."""
-    vertices = flow.graph.vertices
-    names = {r.name for r in observation.layers.values() if r.parameters}
-    through = {number for number, vertex in enumerate(vertices) if vertex.name not in names}
-    for factor in (o for v in made if v.has("product") for o in v.operands):
-        way = flow.walk([factor], back=True, through=through)
-        sources = [vertices[n] for n in way if n not in through or not vertices[n].operands]
-        if all(one.kind in _OF_THE_BATCH and one.name != "0" for one in sources):
-            return True
-    return False
+    known = {"0", *(r.name for r in observation.layers.values() if r.parameters)}
+    kept = {
+        number
+        for number, vertex in enumerate(flow.graph.vertices)
+        if vertex.name in known or vertex.kind in ("parameter", "buffer", "unknown")
+    }
+    factors = (o for v in made if v.has("product") for o in v.operands)
+    return any(kept.isdisjoint(flow.walk([factor], back=True)) for factor in factors)
 
 
 def _factors(made: list[Vertex], observation: Observation, flow: Flow) -> dict[Vertex, str]:
@@ -265,10 +265,8 @@ def idle_rows(observation: Observation, settings: Settings) -> Iterator[Finding]
         record, limit = layers[one.layer], settings.limit("max_idle_rows", one.layer)
         if one.effect <= limit.value:
             continue
-        text = (
-            f"{one.detail} of its {one.tensor} are zero, get a gradient of exactly zero, and still "
-            f"do after {STEPS} steps of training"
-        )
+        text = f"{one.detail} of its {one.tensor} are zero, get a gradient of exactly zero, and "
+        text += f"still do after {STEPS} steps of training"
         if seems_trained(observation):
             doubt = "pruned on purpose they look the same; a freshly made model would tell"
             yield MISSING_GRADIENTS.inconclusive(record, f"{text}: {doubt}")
@@ -286,7 +284,6 @@ def idle_rows(observation: Observation, settings: Settings) -> Iterator[Finding]
 
 
 _NAMED = 3
-_OF_THE_BATCH = frozenset({"constant", "input", "operation", "target"})
 _PARTLY = 0.5
 _REMEDY = (
     "take that away, let it pass straight through, as in x + (f(x) - x).detach(), or initialise at "

@@ -77,7 +77,7 @@ def test_frozen_layers_are_no_fault(mlp, batch, inspect):
 
 
 def test_two_cuts_are_two_violations(batch, inspect):
-    """Branches that are cut each by itself are both named, and each with its own cause."""
+    """Branches that are cut at two lines are both named, and each with its own cause."""
 
     class Branches(nn.Module):
         def __init__(self):
@@ -86,7 +86,9 @@ def test_two_cuts_are_two_violations(batch, inspect):
             self.head = nn.Linear(8, 2)
 
         def forward(self, x):
-            return self.head(self.main(x) + self.left(x).detach() + self.right(x).detach())
+            left = self.left(x).detach()
+            right = self.right(x).detach()
+            return self.head(self.main(x) + left + right)
 
     found = inspect(Branches(), batch).violations
     assert [(v.check, v.layer) for v in found] == [
