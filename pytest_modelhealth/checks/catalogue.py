@@ -39,7 +39,8 @@ CHECKS.add(
 CHECKS.add(
     "initial_weights",
     rank=14,
-    summary="No weights are all zero, all equal or of a scale far off where a signal must pass.",
+    run="checks.scales:initial_weights",
+    summary="No weights are all zero, all equal or far too large where a signal must pass.",
     role="parameters",
     settings=(
         Ratio(
@@ -47,12 +48,6 @@ CHECKS.add(
             default=4.5,
             help="largest standard deviation of initial weights times the root of their fan-in (He "
             "et al. start at 1.41, healthy routers of experts reach 4.4)",
-        ),
-        Ratio(
-            "min_weight_scale",
-            default=0.01,
-            help="smallest such product, where other weights follow and most layers have more "
-            "(0.033 is the least of 51 transformer architectures)",
         ),
     ),
 )
@@ -123,6 +118,7 @@ CHECKS.add(
 CHECKS.add(
     "saturation",
     rank=25,
+    run="checks.dead_units:saturation",
     summary="No bounded activation or attention sits where it is flat for most inputs.",
     reads_scale=True,
     settings=(
@@ -175,7 +171,8 @@ CHECKS.add(
 CHECKS.add(
     "activation_scale",
     rank=36,
-    summary="Activations neither grow nor fade beyond what depth explains.",
+    run="checks.scales:activation_scale",
+    summary="Activations do not grow beyond what depth explains.",
     reads_scale=True,
     settings=(
         Factor(
@@ -184,19 +181,13 @@ CHECKS.add(
             help="largest root mean square of activations relative to the inputs (11 is the most "
             "of healthy models, 40 residual blocks without a norm included)",
         ),
-        Share(
-            "min_activation_scale",
-            default=1e-8,
-            help="smallest root mean square of activations relative to the inputs, along layers "
-            "that feed each other (float32 resolves 1e-7 beside a bias)",
-        ),
     ),
 )
 CHECKS.add(
     "task_balance",
     rank=38,
     summary="No task's gradient drowns that of another on a layer that they share.",
-    run="checks.loss:unbalanced",
+    run="checks.loss_terms:unbalanced",
     role="parameter_gradients",
     settings=(
         Factor(
@@ -240,6 +231,7 @@ CHECKS.add(
 CHECKS.add(
     "headroom",
     rank=46,
+    run="checks.finite:headroom",
     summary="Values neither come near the largest of their dtype nor sink below its normal ones.",
     reads_scale=True,
     settings=(
