@@ -1,4 +1,4 @@
-"""Activations that grow or fade beyond what depth explains."""
+"""Activations that grow beyond what depth explains."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ def linears(*gains):
 def jump(factor, *after):
     """Return a factor in the middle of a model, with weights after it."""
     return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), Scales(factor), *after, nn.Linear(32, 4))
-
-
-def fading(std, bias):
-    """Return a plain net whose weights have this deviation."""
-    layers = []
-    for _ in range(10):
-        layers += [nn.Linear(16, 16, bias=bias), nn.Tanh()]
-        nn.init.normal_(layers[-2].weight, std=std)
-    return nn.Sequential(*layers, nn.Linear(16, 4))
 
 
 def stream(factor, depth=12, last=None):
@@ -81,7 +72,6 @@ def divided(by):
 
 FAULTS = {
     "a large factor": (lambda: jump(3000.0, nn.Linear(32, 32)), "fail", "2"),
-    "fading": (lambda: fading(0.01, bias=False), "fail", "0", "fade"),
     # no activation shows it, what the norms are given does
     "a stream that explodes": (
         lambda: stream(10.0), "fail", "norms.1", "what normalisations are given grows",
@@ -103,8 +93,6 @@ HEALTHY = {
     "the scale of targets": lambda: nn.Sequential(
         nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1), Scales(1e5)
     ),
-    "fading less": lambda: fading(0.25, bias=False),
-    "held up by biases": lambda: fading(0.01, bias=True),
     "40 pre-norm blocks": lambda: stream(1.0, 40, nn.Identity()),
     "columns beside words": columns_beside_words,
     "a small factor in a tower": lambda: one_of_two(3.0),

@@ -115,7 +115,7 @@ FAULTS = {
         lambda: policy(lambda p: (p - p.detach()) + 0.0 * p), "fail", "",
     ),
     # forty layers bring samples so close that bfloat16 tells them apart no more
-    "rounding": (lambda: deep(40, torch.bfloat16), "unsure", None, "little by little"),
+    "rounding": (lambda: deep(40, torch.bfloat16), "unsure", None, "by no more than"),
 }  # fmt: skip
 HEALTHY = {
     "equal samples in the batch": lambda: (Mlp(), batch()[:1].expand(64, 16)),

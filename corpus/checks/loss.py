@@ -88,11 +88,11 @@ LOSSES = {
     ),
     "softmax over the batch": (
         lambda m, x, y: (nn.Sequential(m, nn.Softmax(0)), x, y, CE),
-        ("1", "dimension 0, where the samples lie"),
+        ("1", "softmax over dimension 0", "0 are the samples"),
     ),
     "log_softmax over the batch": (
         lambda m, x, y: (nn.Sequential(m, nn.LogSoftmax(0)), x, y, F.nll_loss),
-        ("1", "dimension 0, where the samples lie"),
+        ("1", "softmax over dimension 0", "0 are the samples"),
     ),
     "softmax over the batch inside a model": (
         lambda m, x, y: (
@@ -258,6 +258,14 @@ def padded():
     ids = torch.randint(1, 20, (8, 12))
     ids[:, 8:] = 0
     return ids
+
+
+class Free(Tagger):
+    """One whose embedding does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
 
 
 class Tags(nn.Module):
@@ -521,6 +529,32 @@ def sampled(mean, std):
     return torch.distributions.Normal(mean, std).sample()
 
 
+def similar(scale):
+    """Return cosines with 32 directions, scaled, under cross-entropy."""
+
+    def forward(m, x):
+        return scale(F.normalize(m.fc(x), dim=1) @ F.normalize(m.directions, dim=1).t())
+
+    model = Net(forward, fc=(16, 16), directions=nn.Parameter(torch.randn(32, 16)))
+    return model, batch(), torch.arange(64) % 32, CE
+
+
+def likelihood(target, logs=lambda o: F.log_softmax(o, 1)):
+    """Return a cross-entropy written by hand."""
+    return Mlp(), batch(), target, lambda o, t: -(t * logs(o)).sum(1).mean()
+
+
+def overlap(of, union=False):
+    """Return Dice, or the intersection over the union, written by hand."""
+
+    def loss(o, t):
+        o, t = of(o).flatten(1), t.flatten(1)
+        both, each = (o * t).sum(1), o.sum(1) + t.sum(1)
+        return 1 - (both / (each - both + 1e-6) if union else (2 * both + 1) / (each + 1)).mean()
+
+    return Mlp(), batch(), bits(64, 10), loss
+
+
 NO_GRADIENT, DRAWN = "passes no gradient back", "draws by values that are trained"
 FAULTS = {
     **{
@@ -640,11 +674,64 @@ FAULTS = {
     ),
     "a code that is sampled": (lambda: coded(sampled), "warn", None, DRAWN, ...),
     "a code of bits": (lambda: hidden(straight=False), "warn", None, DRAWN, ...),
+    "cosines times a temperature": (
+        lambda: similar(lambda c: c * 0.07), "fail", None, "cosines times 0.07",
+    ),
+    "logits as targets by hand": (
+        lambda: likelihood(torch.randn(64, 10)), "fail", None, "multiplied by targets down to",
+    ),
+    "logarithms of no probabilities by hand": (
+        lambda: likelihood(F.one_hot(torch.arange(64) % 10, 10).float(), lambda o: o.exp().log()),
+        "fail", None, "logarithms up to",
+    ),
+    **{
+        f"an overlap of logits, {union}": (
+            lambda union=union: overlap(lambda o: o, union), "fail", None, "an overlap", "both /",
+        )
+        for union in (False, True)
+    },
+    "targets that are padding as inputs are": (
+        lambda: tagged(Free(), CE), "warn", None, "are padding",
+    ),
     "a divergence summed over the batch": (
         lambda: summed(lambda o: 0.1 * o.square().sum()), "warn", None, "over the whole batch"
     ),
 }  # fmt: skip
 HEALTHY = {
+    "cosines by a temperature": lambda: similar(lambda c: c / 0.07),
+    "cosines as they are": lambda: similar(lambda c: c),
+    "probabilities as targets by hand": lambda: likelihood(torch.randn(64, 10).softmax(1)),
+    "probabilities with the sign of the loss": lambda: (
+        Mlp(), batch(), torch.randn(64, 10).softmax(1),
+        lambda o, t: (-t * F.log_softmax(o, 1)).sum(1).mean(),
+    ),
+    "rewards of what was done": lambda: (
+        Mlp(), batch(), torch.randn(64, 3),
+        lambda o, t: -(o.softmax(1)[:, :3].log() * t).mean(),
+    ),
+    "cosines by a temperature that is learnt": lambda: similar(
+        lambda c: 0.1 * (c * nn.Parameter(torch.tensor(100.0)))
+    ),
+    "maps of probabilities": lambda: (
+        Net(lambda m, x: m.fc(x).view(-1, 4, 3, 2).log_softmax(1), fc=(16, 24)), batch(),
+        torch.randn(64, 4, 3, 2).softmax(1), nn.KLDivLoss(reduction="batchmean"),
+    ),
+    "advantages of all actions": lambda: (
+        Mlp(), batch(), torch.randn(64, 10),
+        lambda o, t: -((t - t.mean(1, keepdim=True)) * F.log_softmax(o, 1)).sum(1).mean(),
+    ),
+    "counts by the logarithm of a rate": lambda: (
+        Mlp(), batch(), 5.0 * bits(64, 10),
+        lambda o, t: (F.softplus(o) - t * F.softplus(o).add(1e-6).log()).mean(),
+    ),
+    **{
+        f"an overlap of chances, {union}": lambda union=union: overlap(torch.sigmoid, union)
+        for union in (False, True)
+    },
+    "a ratio of squares": lambda: (
+        Mlp(), batch(), torch.randn(64, 10),
+        lambda o, t: 1 - 2 * (o * t).sum() / (o.square().sum() + t.square().sum()),
+    ),
     "a term of right answers": lambda: with_term(lambda o, t: (o.softmax(1) * 0.1).mean()),
     "a sum that starts at zero": lambda: with_term(
         lambda o, _: torch.zeros(()) + o.square().mean()

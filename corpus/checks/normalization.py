@@ -173,6 +173,10 @@ FAULTS = {
     ),
     # an eps of 10 beside a variance of 0.4 flattens
     "a large eps": (lambda: layer_norm(32, eps=10.0), "fail", "1"),
+    "an eps above the variance": (
+        lambda: holding(layer_norm(32, eps=0.05), **{"0.weight": lambda w: w.mul_(0.2)}), "fail",
+        "1", "eps of 0.05",
+    ),
     # each value is its own mean
     "a single value": (lambda: layer_norm(1), "fail", "1"),
     "a group of one value": (lambda: groups(8, 1), "fail", "1"),
@@ -212,6 +216,7 @@ HEALTHY = {
     "a momentum of zero, fresh": lambda: counted(0),
     # 1e-3 is what MobileNets use
     "an eps of MobileNets": lambda: layer_norm(32, eps=1e-3),
+    "an eps below the variance": lambda: layer_norm(32, eps=0.05),
     "a group of two": lambda: groups(4, 1),
     "a group of pixels": lambda: groups(8, 4),
     **{
@@ -225,10 +230,6 @@ HEALTHY = {
     "nearly all dropped": lambda: branch(nn.Dropout(0.98)),
     "a path": lambda: branch(drop_path(0.2)),
     "most dropped by a function": lambda: branch(lambda x: F.dropout(x, 0.9)),
-    # a dropout that is given zeros returns zeros
-    "zeros that come in": lambda: nn.Sequential(
-        nn.Linear(16, 32), Applies(lambda x: 0 * x), nn.Dropout(1.0)
-    ),
     "a functional dropout that is off": lambda: branch(
         lambda x: F.dropout(x, 1.0, training=False)
     ).eval(),

@@ -35,18 +35,14 @@ CHECKS.add(
 )
 CHECKS.add(
     "initial_weights",
-    "No weights are all zero, all equal or of a scale far off where a signal must pass.",
+    "No weights are all zero, all equal or far too large where a signal must pass.",
     Ratio(
         "max_weight_scale",
         default=4.5,
         help="largest standard deviation of initial weights times the root of their fan-in",
     ),
-    Ratio(
-        "min_weight_scale",
-        default=0.01,
-        help="smallest such product, where other weights follow and most layers have more",
-    ),
     rank=14,
+    run="checks.scales:initial_weights",
     role="parameters",
 )
 CHECKS.add(
@@ -115,6 +111,7 @@ CHECKS.add(
         help="largest mean sum of squares of the rows of a softmax (1 is one-hot)",
     ),
     rank=25,
+    run="checks.dead_units:saturation",
     reads_scale=True,
 )
 CHECKS.add(
@@ -145,18 +142,14 @@ CHECKS.add(
 )
 CHECKS.add(
     "activation_scale",
-    "Activations neither grow nor fade beyond what depth explains.",
+    "Activations do not grow beyond what depth explains.",
     Factor(
         "max_activation_growth",
         default=100.0,
         help="largest root mean square of activations relative to the inputs",
     ),
-    Share(
-        "min_activation_scale",
-        default=1e-8,
-        help="smallest root mean square of activations relative to the inputs",
-    ),
     rank=36,
+    run="checks.scales:activation_scale",
     reads_scale=True,
 )
 CHECKS.add(
@@ -168,7 +161,7 @@ CHECKS.add(
         help="largest ratio of the gradient norms of two tasks at the last layer they share",
     ),
     rank=38,
-    run="checks.loss:unbalanced",
+    run="checks.loss_terms:unbalanced",
     role="parameter_gradients",
 )
 CHECKS.add(
@@ -220,6 +213,7 @@ CHECKS.add(
         per_layer=False,
     ),
     rank=46,
+    run="checks.finite:headroom",
     reads_scale=True,
 )
 CHECKS.add(

@@ -61,36 +61,26 @@ def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]
     is_dead = culprit.activation in having("dying") and out is not None and out.abs_max == 0.0
     if out is None or out.nonfinite_count or is_dead or (starts_at_zero and is_head):
         return  # `finite` or `dead_units` says why
-    if observation.samples < needed.value * observation.batches:
-        reason = (
-            f"its output is equal for all {observation.samples} samples, which so few may be; give "
-            f"at least {needed.value} (min_collapse_samples, {needed.origin})"
-        )
-        yield COLLAPSE.inconclusive(culprit, reason)
-        return
     spread = 1.0 if before is None else spread_of(before.activations)
     dtype = before.activations.dtype if before is not None and before.activations else ""
-    if spread < 100.0 * _RESOLUTION.get(dtype, _COARSEST):  # lost to rounding by one more layer
-        reason = (
-            f"its output is equal for all samples, but before it they differ by no more than "
-            f"{spread:.1g} of the largest value: deep layers made them alike little by little"
-        )
-        yield COLLAPSE.inconclusive(culprit, reason)
+    message, reason = f"its output is the same for all {observation.samples} samples", ""
+    if observation.samples < needed.value * observation.batches:
+        reason = f"so few may be; give at least {needed.value} (min_collapse_samples, "
+        reason += f"{needed.origin})"
+    elif spread < 100.0 * _RESOLUTION.get(dtype, _COARSEST):  # lost to rounding by one more layer
+        reason = f"but before it they differ by no more than {spread:.1g} of the largest value"
+    if reason:
+        yield COLLAPSE.inconclusive(culprit, f"{message}, {reason}")
         return
-    cause, severity = _cause(culprit, observation), "fail"
+    cause, sources = _cause(culprit, observation), set[str]()
     if starts_at_zero:
         cause = (
             "its weights start or ended at zero, and nothing that tells samples apart goes "
             "past it: zero suits the last layer of a residual branch, gates and heads only"
-        )
-        # parameters that no batch asks for get to the output past it, as latents do
-        beside = flow.feeding("output") - flow.branch(culprit.name) - flow.reach(culprit.name)
+        )  # where it is added to latents, which are learnt for all samples alike, it may be meant
         sources = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "parameter"}
-        if any(n in sources or (n in layers and trainable(layers[n])) for n in beside):
-            severity = "warn"
-            cause += "; where it is added to what is learnt for all samples alike, it may be meant"
-    message = f"its output is the same for all {observation.samples} samples"
-    yield COLLAPSE.fault(culprit, message, cause=cause, severity=severity)
+    is_meant = sources & (flow.feeding("output") - flow.branch(culprit.name))
+    yield COLLAPSE.fault(culprit, message, cause=cause, severity="warn" if is_meant else "fail")
 
 
 def _where_samples_became_equal(
@@ -136,23 +126,15 @@ def _is_compared_with_itself(flow: Flow) -> bool:
 
 
 def _cause(record: LayerRecord, observation: Observation) -> str:
-    out = record.activations
+    out, how = record.activations, "its bias or constant weights drown what it makes of its inputs"
+    drops = "it drops its input, takes one sample or a mean over the batch dimension, or"
     if any(is_inside(name, record.name) for name in observation.layers):
-        return (
-            "its own forward does it between its submodules: it drops its input, takes one sample "
-            "or a mean over the batch dimension, or multiplies by zero"
-        )
+        return f"its own forward does it between its submodules: {drops} multiplies by zero"
     if out is not None and out.abs_max == 0.0:
         return "its output is zero for every sample: a dead layer, or a product with zero"
     if not record.parameters:
-        return (
-            "it has no parameters: what samples differ by before it cancels out in it, or lies "
-            "where it does not look (a mean, a maximum, a slice, one sample)"
-        )
-    return (
-        "it drops its input, takes one sample or a mean over the batch dimension, or its bias or "
-        "constant weights drown what it computes from its inputs"
-    )
+        how = "what samples differ by before it cancels out in it, or lies where it does not look"
+    return f"{drops} {how}"
 
 
 def _symmetric_units(record: LayerRecord) -> int:
@@ -164,9 +146,8 @@ def _symmetric_units(record: LayerRecord) -> int:
     if out is None or units is None:
         return 0
     ranges = units.maximum - units.minimum
-    largest = float(ranges.max())
-    rounding = 8.0 * _RESOLUTION.get(out.dtype, _COARSEST) * out.abs_max
-    if len(ranges) < FEWEST_UNITS or largest <= HEALTHY_SPREAD * out.abs_max:
+    largest, rounding = float(ranges.max()), _RESOLUTION.get(out.dtype, _COARSEST) * out.abs_max
+    if len(ranges) < FEWEST_UNITS or largest <= max(HEALTHY_SPREAD * out.abs_max, 32.0 * rounding):
         return 0
-    is_one = largest - float(ranges.min()) <= max(_SAME_RANGE * largest, rounding)
-    return len(ranges) if is_one and largest > 4.0 * rounding else 0
+    is_one = largest - float(ranges.min()) <= max(_SAME_RANGE * largest, 8.0 * rounding)
+    return len(ranges) if is_one else 0

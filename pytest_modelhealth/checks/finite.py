@@ -1,13 +1,23 @@
-"""No NaN and no infinity, traced to the layer that made the first one."""
+"""No NaN and no infinity, traced to the layer that made the first; room to the ends of dtypes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost
+from pytest_modelhealth.checks.facts import (
+    at,
+    called,
+    completed,
+    flow_of,
+    innermost,
+    largest_at,
+    leaves,
+    place,
+)
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
@@ -17,6 +27,7 @@ from pytest_modelhealth.settings.setting import dotted, is_inside
 from pytest_modelhealth.statistics import TensorStatistics
 
 FINITE = CHECKS["finite"]
+HEADROOM = CHECKS["headroom"]
 
 
 Bad = Callable[[TensorStatistics | None], bool]
@@ -29,6 +40,12 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     if not found and observation.loss is not None and not math.isfinite(observation.loss):
         found = [_loss(observation, observation.loss)]
     yield from found or _backward(observation)
+    flow = flow_of(observation)
+    for vertex in (v for v in flow.graph.vertices if v.facts.get("wraps") == (True,)):
+        layer = flow.graph.calls[vertex.call].layer if vertex.call >= 0 else ""
+        message = f"a sum of whole numbers passes the end of their type{at(vertex.line)}"
+        cause = "what is beyond it begins anew: count in int64, `.long()` before it"
+        yield FINITE.fault(place(observation, layer), message, cause=cause, independent=True)
 
 
 def _is_nan_or_positive_inf(statistics: TensorStatistics | None) -> bool:
@@ -44,17 +61,12 @@ def _state(observation: Observation) -> Iterator[Finding]:
 
     An infinite buffer is usually a mask.
     """
+    cause = "an initialiser, a step or a checkpoint wrote it, or a running statistic met NaN"
     for record in observation.layers.values():
-        for role, cause in _STATE.items():
+        for role in ("parameters", "buffers"):
             for name, statistics in record.tensors(role).items():
                 if statistics.nonfinite_count if role == "parameters" else statistics.nan_count:
                     yield _violation(observation, record, role, statistics, cause, name)
-
-
-_STATE = {
-    "parameters": "an initialiser, a step or a checkpoint wrote it: look before this batch",
-    "buffers": "a running statistic met NaN in training, or the buffer was never filled",
-}
 
 
 def _forward(observation: Observation, explained: set[str]) -> Iterator[Finding]:
@@ -155,14 +167,12 @@ def _loss(observation: Observation, loss: float) -> Finding:
     passed = [made for source in sources for made in flow.operations(source, "loss")]
     risky = first_of(list(dict.fromkeys(passed)), *BREAKING[:2])
     alone = _alone(root.ill_ranks.get("loss", ()), observation)
-    return FINITE.violation(
-        root,
-        f"the loss is {loss}{alone} although every activation is finite",
-        value=loss,
-        role="loss",
-        cause=f"the loss function{f' ({named(risky)})' if risky else ''}: log(0), a division by "
-        f"an empty mask, or labels out of range{_reach(root.activations, 'outputs lie')}",
+    message = f"the loss is {loss}{alone} although every activation is finite"
+    cause = (
+        f"the loss function{f' ({named(risky)})' if risky else ''}: log(0), a division by an empty "
+        f"mask, or labels out of range{_reach(root.activations, 'outputs lie')}"
     )
+    return FINITE.violation(root, message, value=loss, role="loss", cause=cause)
 
 
 def _backward(observation: Observation) -> Iterator[Finding]:
@@ -283,3 +293,82 @@ def _affected(
             shows = shows or _is_not_finite(record.gradients)
         if shows and record is not culprit:
             yield record.name
+
+
+# ---- room to the ends of a dtype, the one in use or one planned ----------------------------------
+
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028e38}
+_SMALLEST_NORMAL, _SMALLEST = -14, -24
+"""Exponents of float16. What float32 and bfloat16 cannot hold is `grad_norm`'s."""
+_MASK = 0.9
+_FEWEST_VALUES = 16
+_PEAKED = 4.0
+"""Where the root mean square of the non-zero values is more times the smallest normal number, few
+large values carry a gradient (one through a smooth maximum), and nothing that counts is lost. Of
+normally distributed values with half of them below it, it is 1.5 times that number."""
+
+
+def headroom(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield the first layer of each role that comes too near an end of its dtype, or the last."""
+    planned, inner = settings["planned_dtype"].value, leaves(observation)
+    for role in ("activations", "parameters", "gradients", "parameter_gradients"):
+        large: list[Finding] = []
+        small: list[Finding] = []
+        for record in inner:
+            for tensor, statistics in record.tensors(role).items():
+                if statistics.count - statistics.zero_count < _FEWEST_VALUES:
+                    continue
+                for dtype in sorted({statistics.dtype, str(planned)} & _LARGEST.keys()):
+                    large += _overflow(record, role, tensor, dtype, settings)
+                    if dtype == "float16" and role != "activations":
+                        small += _underflow(record, role, tensor, settings)
+        yield from (*large[:1], *small[-1:])
+
+
+def _overflow(
+    record: LayerRecord, role: str, tensor: str, dtype: str, settings: Settings
+) -> Iterator[Finding]:
+    # leaving out the lowest number of a dtype, which masks use
+    statistics, largest = record.tensors(role)[tensor], _LARGEST[dtype]
+    is_mask = statistics.min <= -_MASK * _LARGEST.get(statistics.dtype, _LARGEST["float32"])
+    reached = statistics.max if is_mask else statistics.abs_max
+    limit = settings.exceeded("max_range_used", record.name, reached / largest)
+    if limit is not None and not statistics.nonfinite_count:
+        yield HEADROOM.violation(
+            record,
+            f"its {role.replace('_', ' ')} reach {reached:.4g}, {reached / largest:.3g} times the "
+            f"largest number of {dtype} ({largest:.5g})",
+            value=reached / largest,
+            limit=limit,
+            role=role,
+            tensor=tensor,
+            cause="the next batch may overflow: scale down, normalise, or use bfloat16 or float32",
+            details=largest_at(record, role) if reached == statistics.abs_max else (),
+        )
+
+
+def _underflow(
+    record: LayerRecord, role: str, tensor: str, settings: Settings
+) -> Iterator[Finding]:
+    """Yield values most of which lie below the normal numbers of float16."""
+    statistics, bound = record.tensors(role)[tensor], 2.0**_SMALLEST_NORMAL
+    exponents = statistics.exponents
+    counts = exponents.counts.sum(axis=1)  # of non-zero values by powers of two, from `lowest`
+    lost = counts[: max(0, _SMALLEST_NORMAL - exponents.lowest)].sum() / max(1, counts.sum())
+    limit = settings.exceeded("max_subnormal_fraction", record.name, float(lost))
+    # gradients divided by a loss scale: float16 itself holds none so small
+    is_unscaled = statistics.dtype == "float16" and exponents.lowest < _SMALLEST
+    if limit is None or is_unscaled:
+        return  # also where no value is finite
+    cause = "weights this small lose their precision: keep them in float32 or bfloat16"
+    if "gradients" in role:
+        typical = statistics.norm / math.sqrt(statistics.finite_count - statistics.zero_count)
+        if typical > _PEAKED * bound:
+            return
+        cause = "gradients underflow without a loss scale: use torch.amp.GradScaler, or bfloat16"
+    message = (
+        f"{lost:.0%} of its non-zero {role.replace('_', ' ')} lie below {bound:.2g}, the smallest "
+        "normal number of float16"
+    )
+    place: dict[str, Any] = {"role": role, "tensor": tensor, "cause": cause}
+    yield HEADROOM.violation(record, message, value=float(lost), limit=limit, **place)

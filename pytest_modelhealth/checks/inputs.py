@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import ALWAYS
-from pytest_modelhealth.checks.facts import called, flow_of, largest_at, linear_maps
+from pytest_modelhealth.checks.facts import called, flow_of, largest_at, linear_maps, units_of
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating, is_normalization
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
@@ -19,6 +20,7 @@ INPUTS = CHECKS["inputs"]
 _FEWEST_VALUES = 16
 _FEWEST_ROWS = 10
 _FEWEST_SAMPLES = 8
+_FEWEST_OF_COLUMNS = 16
 _WHITE = 255.0
 _IMAGE_CHANNELS = (1, 3, 4)
 _CENTRED = 0.2
@@ -51,10 +53,29 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         if given.count >= _FEWEST_VALUES and given.std > 0.0:
             what = "its inputs" if len(inputs) == 1 else f"the values of {name}"
             yield from _values(observation, given, taker, what, settings["max_input_rms"])
+            yield from _constant_features(root, given, what)
     ids = list(_ids(observation))
     yield from ids
     if not ids and whole.std > 0.0:
         yield from _repeated(root, observation)
+
+
+def _constant_features(root: LayerRecord, given: TensorStatistics, what: str) -> Iterator[Finding]:
+    """Yield columns of a table that hold one value for all samples, if most do and few are rare.
+
+    Of what is sparse, as a bag of words, most are zero in every sample of a batch.
+    """
+    units = units_of(given) if len(given.shape) == 2 else None
+    if units is None or units.observations < _FEWEST_OF_COLUMNS:
+        return
+    is_constant = units.minimum == units.maximum
+    zeros = int((is_constant & (units.maximum == 0.0)).sum()) * units.observations
+    count, varied = int(is_constant.sum()), given.count * (1.0 - is_constant.mean())
+    is_most = 0.5 * len(is_constant) < count < len(is_constant)
+    if is_most and given.zero_count - zeros <= 0.5 * varied:
+        message = f"{count} of {len(is_constant)} columns of {what} are constant over the batch"
+        cause = "columns that did not load, were scaled to nothing or filled in: look at the data"
+        yield INPUTS.fault(root, message, value=float(count), cause=cause, severity="warn")
 
 
 def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Finding]:
@@ -69,15 +90,14 @@ def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Finding]:
         targets = [call.target for call in observation.loss_calls if call.target is not None]
         one_each = ((samples,), (samples, 1))
         differ = any(t.shape in one_each and t.min < t.max for t in targets)
-        yield INPUTS.fault(
-            root,
-            f"all {samples} samples of the batch are one and the same"
-            f"{', and their targets differ' if differ else ''}",
-            value=float(samples),
-            cause="a dataset or collation that gives the same index each time, or an expand in "
-            "place of a stack" + ("" if differ else "; one sample many times may be meant, too"),
-            severity="fail" if differ else "warn",
-        )
+        message = f"all {samples} samples of the batch are one and the same"
+        cause = "a dataset or collation that gives the same index each time, or an expand"
+        if differ:
+            message += ", and their targets differ"
+        else:
+            cause += "; one sample many times may be meant, too"
+        severity = "fail" if differ else "warn"
+        yield INPUTS.fault(root, message, value=float(samples), cause=cause, severity=severity)
 
 
 def _values(
@@ -119,15 +139,10 @@ def _values(
         cause = "images normalised twice: subtract the mean and divide by the deviation once"
     else:
         return
-    yield INPUTS.violation(
-        root,
-        f"{message} go into {taker.label!r} as they are",
-        value=value,
-        limit=broken,
-        cause=cause,
-        details=largest_at(root, "inputs"),
-        severity="warn" if is_mild else "fail",
-    )
+    message = f"{message} go into {taker.label!r} as they are"
+    severity, details = "warn" if is_mild else "fail", largest_at(root, "inputs")
+    told: dict[str, Any] = {"cause": cause, "details": details, "severity": severity}
+    yield INPUTS.violation(root, message, value=value, limit=broken, **told)
 
 
 def _is_meant(
@@ -137,9 +152,9 @@ def _is_meant(
     takers = flow_of(observation).consumers(taker.name, as_it_is=True)
     after = [observation.layers[name] for name in takers if name in observation.layers]
     is_far = abs(given.mean) >= _CENTRED * given.std
-    is_near = given.rms <= _TABLE_FACTOR * limit.value
+    is_offset = is_far and given.rms <= _TABLE_FACTOR * limit.value
     is_normalised = bool(after) and all(map(is_normalization, after))
-    return limit.origin == "default" and (is_normalised or (is_far and is_near))
+    return limit.origin == "default" and (is_normalised or is_offset)
 
 
 def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
@@ -170,12 +185,11 @@ def _ids(observation: Observation) -> Iterator[Finding]:
         record, given = observation.layers[name], observation.layers[name].inputs
         if given is None or is_floating(given) or size < _FEWEST_ROWS or len(given.shape) < 2:
             continue
-        if given.count < _FEWEST_VALUES or given.std != 0.0 or given.shape[-1] == 1:
+        is_beside = any(size < rows[other] and takers[name] & takers[other] for other in rows)
+        is_one = given.count >= _FEWEST_VALUES and given.std == 0.0 and given.shape[-1] > 1
+        if is_beside or not is_one:
             continue
         is_made = flow.is_exact and inputs.isdisjoint(flow.producers(name, as_it_is=True))
-        is_beside = any(size < rows[other] and takers[name] & takers[other] for other in rows)
-        if is_beside:
-            continue
         cause = "a placeholder, or a tokeniser that knows none of the words"
         if is_made:
             cause = "the model made them so of what it was given: by a mask on purpose, or lost"

@@ -20,7 +20,7 @@ from pytest_modelhealth.checks.facts import (
     place,
     trainable,
 )
-from pytest_modelhealth.checks.loss import is_switched_off
+from pytest_modelhealth.checks.loss_terms import is_switched_off
 from pytest_modelhealth.checks.recurrences import recurrent_gradients
 from pytest_modelhealth.checks.zero_gradients import idle_rows, zero_gradients
 from pytest_modelhealth.operations import having

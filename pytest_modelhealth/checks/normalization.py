@@ -18,7 +18,7 @@ from pytest_modelhealth.checks.facts import (
 from pytest_modelhealth.checks.paths import way_to_weights
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
-from pytest_modelhealth.settings import Limit, Settings
+from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.settings.setting import parent
 
 NORMALIZATION = CHECKS["normalization"]
@@ -38,9 +38,6 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
 
 # ---- dropouts, and modes ------------------------------------------------------------------------
 
-_FEWEST_VALUES = 64
-_ALL = 0.99
-
 
 def _modes(record: LayerRecord, observation: Observation) -> Iterator[Finding]:
     """Yield what trains in a model that is evaluated, and dropout by a function there.
@@ -48,37 +45,34 @@ def _modes(record: LayerRecord, observation: Observation) -> Iterator[Finding]:
     Monte Carlo dropout is so by design. Fused attention has no word for its mode: there the rate
     that is passed is for training alone.
     """
-    root, options = observation.layers.get(""), record.options
-    given, out, effect = record.inputs, record.activations, ""
+    root, options, effect = observation.layers.get(""), record.options, ""
+    given, out = record.inputs, record.activations
     evaluated = root is not None and root.options.get("training") is False
     if "running_var" in record.buffers:
         effect = "each sample's output depends on the others, and its running statistics move"
     elif "Dropout" in record.type_name and given and out and out.zero_count > given.zero_count:
         effect = "the output is random"
     if evaluated and effect and options.get("training") is True:
-        yield NORMALIZATION.fault(
-            record,
-            f"it is in training mode inside a model in evaluation mode: {effect}",
-            value=1.0,
-            cause="it was made, replaced or switched with .train() after model.eval(), or hidden "
-            "from it outside the registered modules",
-            independent=True,
+        message = f"it is in training mode inside a model in evaluation mode: {effect}"
+        cause = (
+            "it was made, replaced or switched with .train() after model.eval(), or hidden from it "
+            "outside the registered modules"
         )
+        yield NORMALIZATION.fault(record, message, cause=cause, independent=True)
     is_fused = record.type_name == _FUSED
     caller = observation.layers[parent(record.name)] if is_fused else record
     rate = _number(options.get("dropout_p")) if is_fused else _functional_rate(record)
     if rate and caller.options.get("training") is False:
         line = flow_of(observation).line(record.name) if is_fused else ""
-        yield NORMALIZATION.fault(
-            record,
+        message = (
             f"`{_FUSED if is_fused else 'dropout'}` drops with p={rate:g}{at(line)} although its "
-            "layer is in evaluation mode: the output is random",
-            value=rate,
-            cause="it is on unless told: pass a rate of 0.0 or training=False unless self.training"
-            + ("" if is_fused else ", or use nn.Dropout; Monte Carlo dropout is meant so"),
-            independent=True,
-            severity="fail" if is_fused else "warn",
+            "layer is in evaluation mode: the output is random"
         )
+        cause = "it is on unless told: pass a rate of 0.0 or training=False unless self.training"
+        if not is_fused:
+            cause += ", or use nn.Dropout; Monte Carlo dropout is meant so"
+        grade: Severity = "fail" if is_fused else "warn"
+        yield NORMALIZATION.fault(record, message, cause=cause, independent=True, severity=grade)
 
 
 def _number(value: object) -> float:
@@ -92,24 +86,12 @@ def _functional_rate(record: LayerRecord) -> float:
 
 
 def _dropped(record: LayerRecord) -> Iterator[Finding]:
-    """Yield that a layer drops all that it is given, or its caller's.
-
-    By chance a dropout zeroes all of few values; so only many tell.
-    """
-    given, out, options = record.inputs, record.activations, record.options
-    message = "its functional dropout drops everything: p is 1"
-    if _functional_rate(record) < 1.0:
-        if given is None or out is None or not given.abs_max or out.count < _FEWEST_VALUES:
-            return
-        is_off = any(_number(options.get(name)) >= _ALL for name in ("p", "dropout_p"))
-        if out.zero_count < out.count or not is_off:
-            return
-        message = f"all {given.count} values that it is given are dropped: it returns zeros alone"
-    cause = (
-        "its rate is 1 where the share to drop is asked for, as where the share to keep was meant "
-        "(1 - p), a percentage, or a schedule that ran past its end"
-    )
-    yield NORMALIZATION.fault(record, message, value=1.0, cause=cause, independent=True)
+    """Yield a dropout of a rate of 1, or one that a layer's own code calls."""
+    is_on = "Dropout" in record.type_name and record.options.get("training") is True
+    if _functional_rate(record) >= 1.0 or (is_on and _number(record.options.get("p")) >= 1.0):
+        cause = "its rate is 1: the share to keep was meant, or a schedule ran past its end"
+        message = "its dropout drops all that it is given"
+        yield NORMALIZATION.fault(record, message, cause=cause, independent=True)
 
 
 # ---- running statistics -------------------------------------------------------------------------
@@ -131,11 +113,9 @@ def _statistics(
         return  # `finite` names it
     training = record.options.get("training")
     if variance.min < 0.0 or (variance.max == 0.0 and training is not True):
-        message = f"its running variance is negative, {variance.min:.3g}"
-        cause = "a wrong checkpoint, an average of models, or an in-place operation wrote it"
-        if variance.min == 0.0:
-            message = "its running variance is zero in every channel: it divides by epsilon alone"
-            cause = "its inputs were constant in training, or the buffer was never filled"
+        what = f"negative, {variance.min:.3g}" if variance.min < 0.0 else "zero in every channel"
+        message = f"its running variance is {what}"
+        cause = "its inputs were constant, or a checkpoint or an in-place operation wrote it"
         place = {"role": "buffers", "tensor": "running_var", "independent": True}
         yield NORMALIZATION.fault(record, message, value=variance.min, cause=cause, **place)
         return
@@ -143,31 +123,32 @@ def _statistics(
         return
     expected, limit = _expected_rms(record), settings.limit("max_norm_mismatch", record.name)
     factor = out.rms / expected if expected else 1.0
-    is_initial = has_initial_statistics(record)
+    is_initial, is_trained = has_initial_statistics(record), seems_trained(observation)
+    tracked = record.buffers.get("num_batches_tracked")
+    counted = 0.0 if tracked is None else tracked.max
     message = (
         f"in evaluation mode its output has a root mean square of {out.rms:.3g}, {factor:.3g} "
         f"times what its scale and shift make of normalised values"
     )
-    if 1.0 / limit.value <= factor <= limit.value:
-        if not (is_initial and has_moved(record) and seems_trained(observation)):
-            return
+    is_fit = 1.0 / limit.value <= factor <= limit.value
+    if is_initial and not (counted or is_trained):
+        return  # as it was initialised
+    if is_fit and not (is_initial and has_moved(record) and is_trained):
+        return
+    if is_fit:
         limit = ALWAYS
         message = "its scale and shift were trained, and its running statistics are as they started"
-    tracked, mean = record.buffers.get("num_batches_tracked"), record.buffers.get("running_mean")
-    counted = 0.0 if tracked is None else tracked.max
-    if is_initial and not (counted or seems_trained(observation)):
-        return  # as it was initialised
     momentum = _number(record.options.get("momentum", _MOMENTUM))
     if not is_initial and counted and (1.0 - momentum) ** counted >= _FORGOTTEN:
         reason = f"{message}, but they have seen {counted:.0f} batches only; train on, then inspect"
         yield NORMALIZATION.inconclusive(record, reason)
         return
-    given, center = record.inputs, "" if mean is None else f"mean {mean.mean:.3g}, "
-    came = f" (mean {given.mean:.3g}, std {given.std:.3g} came in)" if given else ""
-    cause = (
-        f"its running statistics ({center}variance {variance.mean:.3g}) are far from the "
-        f"batch{came}: inputs scaled otherwise than in training, or stale or wrong buffers"
-    )
+    mean = record.buffers.get("running_mean")
+    held = f"mean {0.0 if mean is None else mean.mean:.3g}, variance {variance.mean:.3g}"
+    cause = f"its running statistics ({held}) are far from the batch"
+    if record.inputs is not None:
+        cause += f" (mean {record.inputs.mean:.3g}, std {record.inputs.std:.3g} came in)"
+    cause += ": inputs scaled otherwise than in training, or stale or wrong buffers"
     if is_initial:
         why = f"its momentum was zero for the {counted:.0f} batches that it counted"
         cause = (
@@ -186,8 +167,10 @@ def _expected_rms(record: LayerRecord) -> float:
 
 # ---- scales, and what is normalised over --------------------------------------------------------
 
-_MAX_EPS = 0.1
+_MAX_EPS = 0.01
 """1e-3 is the largest that is usual."""
+_FLATTENED = 0.71
+"""What is left of values whose variance is eps."""
 _FEW = 4
 _NOTHING = 1e-3
 """Rounding leaves 2e-5 of values that are normalised by themselves."""
@@ -199,13 +182,10 @@ def _scale(record: LayerRecord, observation: Observation) -> Iterator[Finding]:
     if record.type_name not in having("normalization") or out is None:
         return
     factor = out.rms / (_expected_rms(record) or 1.0)
-    if eps > _MAX_EPS and factor < 0.9:
+    if eps > _MAX_EPS and factor < _FLATTENED:
         message = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
         cause = "eps is added to the variance, to divide by no zero: 1e-5 is usual"
-        limit = Limit(_MAX_EPS, "always")
-        yield NORMALIZATION.violation(
-            record, message, value=eps, limit=limit, cause=cause, independent=True
-        )
+        yield NORMALIZATION.fault(record, message, value=eps, cause=cause, independent=True)
     # the last one of a residual branch may start at zero
     scale = record.parameters.get("weight")
     if scale and scale.abs_max == 0.0 and (path := way_to_weights(observation, record)):

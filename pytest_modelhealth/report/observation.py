@@ -380,7 +380,6 @@ class LossCall:
         classes: number of classes in the input; 0 where the function knows none.
         rows: ``"probabilities"`` or ``"log_probabilities"`` where every row of classes is, else
             ``""``; of many rows a sample is looked at.
-        over_batch: whether it is the columns that are, each over all samples.
         log_normalizer: median absolute logarithm of what the exponentials of a row sum to; 0 for
             log-probabilities.
         made_by: the operation that made the input (``"softmax"``), where its graph tells.
@@ -399,7 +398,6 @@ class LossCall:
     value: float | None = field(default=None, metadata={"ranks": "mean"})
     classes: int = 0
     rows: str = ""
-    over_batch: bool = False
     log_normalizer: float | None = field(default=None, metadata={"ranks": "mean"})
     made_by: str = ""
     made_along: int | None = None

@@ -33,10 +33,7 @@ SHAPES = [(3, 5), (500, 7), (4, 6, 30, 20), (3, 100_000), (2, 40_000, 3)]
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_are_told_apart_whatever_their_number(shape: tuple[int, ...]) -> None:
-    """Probabilities, log-probabilities and logits along dimension 1 are what they are.
-
-    A softmax over the batch is seen too, where rows do not sum to one as well.
-    """
+    """Probabilities, log-probabilities and logits along dimension 1 are what they are."""
     logits = torch.randn(shape) * 3
     target = torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
     for values, kind in (
@@ -45,13 +42,10 @@ def test_rows_are_told_apart_whatever_their_number(shape: tuple[int, ...]) -> No
         (logits, ""),
     ):
         call = seen(F.cross_entropy, values, target, samples=shape[0])
-        assert (call.rows, call.over_batch, call.classes) == (kind, False, shape[1])
+        assert (call.rows, call.classes) == (kind, shape[1])
         normalizers = np.log(np.exp(values.double().numpy()).sum(1)).ravel()
         assert normalizers.min() <= call.log_normalizer + 1e-6
         assert call.log_normalizer <= np.abs(normalizers).max() + 1e-6
-    for samples in (shape[0], shape[0] + 1):
-        call = seen(F.cross_entropy, logits.softmax(0), target, samples=samples)
-        assert call.over_batch == (samples == shape[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -60,11 +54,9 @@ def test_few_bits_make_no_probabilities_of_small_logits(classes: int, dtype: tor
     """A fresh head's logits are no log-probabilities, not for a batch of two; those stay some."""
     logits, target = torch.randn(2, classes), torch.zeros(2, dtype=torch.int64)
     call = seen(F.cross_entropy, (logits * 1e-3).to(dtype), target, samples=2)
-    assert (call.rows, call.over_batch) == ("", False)
+    assert call.rows == ""
     call = seen(F.nll_loss, (3 * logits).to(dtype).log_softmax(1), target, samples=2)
     assert call.rows == "log_probabilities"
-    call = seen(F.nll_loss, (3 * logits).to(dtype).log_softmax(0), target, samples=2)
-    assert call.over_batch
 
 
 def test_rows_with_a_nan_anywhere_are_not_judged() -> None:
@@ -138,13 +130,11 @@ def test_what_was_found_in_an_output_holds_for_its_views(made_as: tuple[int, ...
 
 @pytest.mark.parametrize("rows", [64, 1024])
 def test_what_is_copied_of_a_large_input_does_not_grow_with_its_rows(rows: int) -> None:
-    """Beyond the statistics a few rows are looked at, and a few columns over the samples."""
+    """Beyond the statistics a few rows are looked at."""
     values, target = torch.randn(rows, 8000), torch.zeros(rows, dtype=torch.int64)
     known = Ledger().add(values)
     arguments = (values, target)
     seen = see_loss(
         F.cross_entropy, arguments, {}, None, layer=None, samples=rows, read=lambda tensor: known
     )
-    copied = inspect.getclosurevars(seen).nonlocals
-    assert copied["rows"].shape == (8, 8000)
-    assert copied["columns"].shape == (64, rows)
+    assert inspect.getclosurevars(seen).nonlocals["rows"].shape == (8, 8000)

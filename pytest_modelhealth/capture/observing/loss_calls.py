@@ -118,14 +118,12 @@ def see_loss(
         cosines=isinstance(values, Tensor) and are_cosines(values),
     )
     entries = read(values), read(target), read(value)
-    rows = columns = targets = None
+    rows = targets = None
     with torch.no_grad():
         # of a DTensor this rank may have a part of each row alone
         is_whole = entries[0] is not None and not hasattr(values, "to_local")
         if dimension is not None and is_whole and values.shape[dimension] > 1:
             rows = _sample(values, dimension)
-            if dimension != 0 and values.shape[0] == samples > 1:
-                columns = _sample(values, 0)
         is_class = function in having("classes") and entries[1] is not None
         if is_class and not target.is_floating_point() and target.numel():
             targets = _see_targets(target, int(given.get("ignore_index", -100)), samples)
@@ -134,7 +132,12 @@ def see_loss(
         input_, target_, value_ = (None if one is None else one.statistics for one in entries)
         probabilities: dict[str, Any] = {}
         if rows is not None and input_ is not None and not input_.nan_count:
-            probabilities = _kinds(rows, columns, torch.finfo(values.dtype).eps)
+            # a copy in this process's memory; NumPy takes a microsecond where torch takes three
+            numbers = rows.cpu().double().numpy()
+            probabilities = {
+                "rows": _kind(numbers, torch.finfo(values.dtype).eps),
+                "log_normalizer": float(np.median(np.abs(_log_normalizers(numbers)))),
+            }
         return replace(
             seen,
             input=input_,
@@ -177,22 +180,6 @@ def _sample(values: Tensor, dimension: int) -> Tensor | None:
         index.append(at % size)
         at = at // size
     return moved[tuple(reversed(index))] if index else moved[None]
-
-
-def _kinds(rows: Tensor, columns: Tensor | None, eps: float) -> dict[str, Any]:
-    """Tell whether the input holds probabilities, log-probabilities or neither."""
-    values = _float64(rows)
-    kind = _kind(values, eps)
-    return {
-        "rows": kind,
-        "over_batch": not kind and columns is not None and _kind(_float64(columns), eps) != "",
-        "log_normalizer": float(np.median(np.abs(_log_normalizers(values)))),
-    }
-
-
-def _float64(values: Tensor) -> npt.NDArray[np.float64]:
-    """Return a copy in this process's memory; NumPy takes a microsecond where torch takes three."""
-    return values.cpu().double().numpy()
 
 
 def _log_normalizers(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

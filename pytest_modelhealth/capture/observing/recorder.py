@@ -217,8 +217,9 @@ class Recorder:
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
-        now = version(tensor)
-        return tensor, now, self._add(layer, "inputs", tensor, None, now)
+        now, is_table = version(tensor), not layer.name and tensor.ndim == 2
+        columns = 1 if is_table and tensor.is_floating_point() else None
+        return tensor, now, self._add(layer, "inputs", tensor, columns, now)
 
     def add_output(
         self,

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from pytest_modelhealth.capture.observing.autograd_graph import operation
 from pytest_modelhealth.capture.observing.flow.attention import NUMBERS, AttentionReader, Facts
 from pytest_modelhealth.operations import having
 
@@ -57,6 +59,35 @@ def _number(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], res
     return facts
 
 
+def _times(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
+    """Of a product with logarithms, or a log_softmax, also the ends of what stands beside them.
+
+    And what a row of that sums to, and the largest of the logarithms.
+    """
+    facts = _number(_, args, kwargs, r)
+    tensors = [a for a in args[:2] if isinstance(a, Tensor) and a.ndim > 1 and a.numel()]
+    if len(tensors) == 2 and r.requires_grad and tensors[0].shape == tensors[1].shape:
+        known, made = sorted(tensors, key=lambda tensor: tensor.requires_grad)
+        maker = "" if known.requires_grad or made.grad_fn is None else operation(made.grad_fn)
+        if maker in ("log", "log_softmax"):
+            ends, rows = known.aminmax(), known.double().sum(-1).mean()
+            facts["likelihood"] = (maker != "log", *ends, rows, made.detach().max())
+    return facts
+
+
+_SMALL = (torch.uint8, torch.int8, torch.int16)
+"""Whole numbers that are soon at their end; those of 32 and 64 bits wrap in a hash on purpose."""
+
+
+def _added(reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
+    """Of an addition also whether it ``wraps``: whether it is more than its type holds."""
+    if isinstance(r, Tensor) and r.dtype in _SMALL and len(args) == 2 and not kwargs:
+        added = args[1].long() if isinstance(args[1], Tensor) else args[1]
+        before = (r - added).to(r.dtype)  # one in place has written over it
+        return {"wraps": ((before.long() + added != r).any(),)}
+    return _sum(reader, args, kwargs, r)
+
+
 def _sum(reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
     """Of a sum also whether a row of a table is added to all that lies in each slice.
 
@@ -92,6 +123,10 @@ def _dimensions(
         dims = range(given.ndim)
     along = tuple(d % given.ndim for d in dims) if given.ndim else ()
     facts = {"dims": along, "sizes": (tuple(given.shape),)}
+    if isinstance(r, Tensor) and r.dtype in _SMALL:
+        is_count = r.shape == given.shape and along
+        right = given.long().cumsum(along[0]) if is_count else given.long().sum(along).view_as(r)
+        facts["wraps"] = ((right != r).any(),)
     return facts | reader.attention.weighted(given)
 
 
@@ -107,8 +142,10 @@ def _masks(reader: FactReader, _: Any, kwargs: Mapping[str, Any], __: Any) -> Fa
 
 _READERS: dict[str, Reader] = {
     **dict.fromkeys(having("whole") - having("copy"), _sizes),
-    **dict.fromkeys(having("product", "quotient"), _number),
+    **dict.fromkeys(having("product"), _times),
+    **dict.fromkeys(having("quotient"), _number),
     **dict.fromkeys(having("sum"), _sum),
+    **dict.fromkeys(having("sum") - having("difference", "matrix"), _added),
     **dict.fromkeys(("normalize", "cosine_similarity"), _among),
     **dict.fromkeys(having("total", "average"), _dimensions),
     "multi_head_attention_forward": _masks,
