@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from corpus.checks.wirings import (
@@ -60,6 +61,8 @@ from corpus.checks.wirings import (
     first_of_both_twice,
     gate_not_applied,
     gated,
+    gated_half,
+    halved,
     ids,
     ignores_others,
     in_a_row,
@@ -105,6 +108,9 @@ from corpus.checks.wirings import (
     skipped,
     state_not_carried,
     steps_by_themselves,
+    stored,
+    stored_in_vain,
+    streamed,
     t5,
     table,
     told_by_list,
@@ -120,6 +126,7 @@ from corpus.checks.wirings import (
     with_boxes,
     with_context,
     with_types,
+    written_to_a_copy,
 )
 
 CHECK = "wiring"
@@ -139,6 +146,18 @@ def shaped(act: nn.Module) -> nn.Module:
 FAULTS: dict[str, Case] = {
     "an activation that is dropped": (
         lambda: (shaped(nn.GELU()), (features(),)), "warn", "act", "is dropped", "model.act(h)"
+    ),
+    "an activation of a mask's copy": (
+        lambda: (Model(written_to_a_copy, fc=nn.Linear(WIDTH, WIDTH)), (features(),)),
+        "warn", "", "h[h > 0].clamp_(max=1)",
+    ),
+    "a state that is written and forgotten": (
+        lambda: (Model(stored_in_vain, fc=nn.Linear(WIDTH, WIDTH)), (features(),)),
+        "warn", "", "kept[:, 0] = h[:, 0]",
+    ),
+    "half of a projection that is dropped": (
+        lambda: (Model(halved, up=nn.Linear(WIDTH, 2 * WIDTH)), (features(),)),
+        "warn", "up", "piece 1 of 2",
     ),
     "the first block for all": (
         lambda: (Model(first_block_for_all, blocks=blocks(*[""] * 4)), (ids(),)),
@@ -321,7 +340,7 @@ FAULTS: dict[str, Case] = {
             ),
             (features(),),
         ),
-        "warn", "blocks.0", "written over",
+        "note", "blocks.0", "written over",
     ),
     "a choice between a value and the same": (
         lambda: (Model(chosen_from_one, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
@@ -333,6 +352,17 @@ FAULTS: dict[str, Case] = {
 # ---- designs that look alike --------------------------------------------------------------------
 
 HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    "what is written is read": lambda: (
+        Model(stored, fc=nn.Linear(WIDTH, WIDTH)), (features(),)
+    ),
+    "a gated half": lambda: (Model(gated_half, up=nn.Linear(WIDTH, 2 * WIDTH)), (features(),)),
+    "the last of several results": lambda: (
+        Model(streamed, fc=nn.Linear(WIDTH, WIDTH)), (features(),)
+    ),
+    "activated in place, then added": lambda: (
+        Model(lambda m, x: (h := F.relu_(m.fc(x))) + m.out(h), **projections("fc", "out")),
+        (features(),),
+    ),
     "GPT": lambda: (Model(in_a_row, blocks=blocks(*[""] * 5, causal=True)), (ids(),)),
     "BERT with a mask": lambda: (Model(in_a_row, blocks=blocks(*[""] * 5)), (ids(), mask())),
     "ALBERT and universal transformers share a block": lambda: (

@@ -797,3 +797,41 @@ def online_and_target() -> Model:
     model = Model(views, online=online, target=frozen(online))
     model.use_target = False
     return model
+
+
+def written_to_a_copy(model: Any, x: Tensor) -> Tensor:
+    h = model.fc(x)
+    h[h > 0].clamp_(max=1)
+    return h
+
+
+def stored_in_vain(model: Any, x: Tensor) -> Tensor:
+    h = model.fc(x)
+    kept = torch.zeros_like(h)
+    kept[:, 0] = h[:, 0]
+    return h
+
+
+def stored(model: Any, x: Tensor) -> Tensor:
+    h = model.fc(x)
+    kept = torch.zeros_like(h)
+    for step in range(x.shape[1]):
+        kept[:, step] = h[:, : step + 1].mean(1)
+    model.kept = h.detach().clone()
+    model.kept[:, 0] = 0
+    return kept
+
+
+def halved(model: Any, x: Tensor) -> Tensor:
+    return model.up(x).chunk(2, -1)[0]
+
+
+def gated_half(model: Any, x: Tensor) -> Tensor:
+    h, gate = model.up(x).chunk(2, -1)
+    return h * gate.sigmoid()
+
+
+def streamed(model: Any, x: Tensor) -> Tensor:
+    for step in x.unbind(1):
+        h = F.gelu(model.fc(step))
+    return h

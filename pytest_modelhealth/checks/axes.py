@@ -13,7 +13,7 @@ from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, linear_maps
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.report.flow import Vertex
+from pytest_modelhealth.report.flow import Call, Vertex
 from pytest_modelhealth.settings import Severity
 
 WIRING = CHECKS["wiring"]
@@ -44,6 +44,9 @@ class _Run:
         self.takers, made = flow.ways(), [*enumerate(self.vertices)]
         self.given = flow.after(*(n for n, v in made if v.kind == "input"))  # and all made of it
         self.variable = flow.after(*(n for n, v in made if v.kind == "parameter")) | self.given
+        given = observation.given[0].shape if observation.given else ()
+        self.samples = observation.samples // max(observation.batches, 1)
+        self.steps, self.first = given[1] if len(given) > 1 else 0, given
         # the calls of a softmax, by the number that facts have of each
         self.softmaxes = {v.facts["made"]: n for n, v in made if "made" in v.facts}
 
@@ -69,6 +72,28 @@ class _Run:
             if self.vertices[one].has(*traits):
                 met += [o for o in self.vertices[one].operands if o not in met]
         return met
+
+    def sequences(self) -> Iterator[tuple[Call, LayerRecord, tuple[int, ...]]]:
+        """Yield the calls of torch's layers that take steps or samples first, and the sizes."""
+        for call in self.flow.graph.calls:
+            record = self.layers.get(call.layer)
+            sizes = () if record is None or record.inputs is None else record.inputs.shape
+            if record and len(sizes) == 3 and call.outputs and "batch_first" in record.options:
+                yield call, record, sizes
+
+    def are_apart(self, number: int, steps: int) -> bool:
+        """Whether samples lie in the axis of their size alone, and so many steps in another.
+
+        That they are samples is told by the output, or by positions of the steps.
+        """
+        views = (self.vertices[n] for n in self.flow.walk([number], back=True))
+        sizes = [one for v in views if v.has("whole") for one in v.facts.get("sizes", ())]
+        out, samples = self.layers[""].activations, self.samples
+        tables = ((v.facts["table"], v.facts["along"]) for _, v in self.having("table"))
+        is_told = (samples, steps, 1) in ((*table[:2], along) for table, along in tables)
+        is_told |= out is not None and out.shape[:1] == (samples,) and steps not in out.shape
+        is_single = all(one.count(samples) < 2 for one in (self.first, *sizes))
+        return is_told and is_single and number in self.given
 
     def is_scaled(self, number: int, width: int) -> bool:
         """Whether a vertex, in any layout, is something divided by the root of a width."""
@@ -178,7 +203,7 @@ def _of_product(vertex: Vertex) -> str:
     return f"weights sum to {sums[0]:.3g} to {sums[1]:.3g} in a product" if is_off else ""
 
 
-_LEAST_WEIGHT, _HIDES = 1e-3, -1e3
+_LEAST_WEIGHT = 1e-3
 _BOOLEAN = "a score of -inf hides: `masked_fill(mask, float('-inf'))`, or a mask of booleans"
 
 
@@ -188,19 +213,16 @@ def _unmasked(run: _Run) -> Faults:
         facts, (is_binary,) = vertex.facts, vertex.facts["is_binary"]
         how, fill = facts.get("mask", "plus"), facts.get("fill", 0.0)
         (kept,), (is_all,) = facts.get("kept", (0.0,)), facts.get("is_all_hidden", (False,))
-        if is_all:
-            what = "a mask hides every place of every row from the softmax"
+        if is_all or facts.get("keeps_padding") == (True,):
+            what = "every place of every row" if is_all else "all but the padding"
+            what = f"a mask hides {what} from the softmax"
             yield number, what, "inverted, or compared with the wrong id", "fail"
         elif is_binary and how == "plus":
             yield number, "a mask of 0 and 1 is added to scores: it hides nothing", _BOOLEAN, "warn"
-        elif is_binary and fill > _HIDES and not kept <= _LEAST_WEIGHT and not _is_own(run, vertex):
+        elif is_binary and not kept <= _LEAST_WEIGHT and not _is_own(run, vertex):
             does = f"fills scores with {fill:.3g}" if how == "fill" else "multiplies scores by 0"
             what = f"a mask {does}, and a softmax leaves {kept:.2g} to what it should hide"
             yield number, what, _BOOLEAN, "fail"
-    for number, vertex in run.having("unused") if run.flow.is_exact else ():
-        if vertex.function == "masked_fill":
-            what = "nothing takes the result of `masked_fill`"
-            yield number, what, "it returns a new tensor; `masked_fill_` writes in place", "warn"
 
 
 def _is_own(run: _Run, softmax: Vertex) -> bool:
@@ -232,11 +254,11 @@ def _nothing_to_normalise(run: _Run) -> Faults:
 
 def _scaled_twice(run: _Run) -> Faults:
     """Yield attentions that scale by the root of a width what was scaled by it before."""
-    for number, vertex in run.having("width", "operands"):
+    for number, vertex in run.having("operands"):
         facts, product = vertex.facts, run.vertices[run.before(number, "view")[-1]]
-        width = facts.get("width") or facts["operands"][0][-1]
+        width = facts["operands"][0][-1]
         is_scaled = any(run.is_scaled(n, width) for n in run.takers[number])
-        if "width" in facts:
+        if "scale" in facts:
             is_scaled = facts["scale"] is None
         taken = product.operands[:2] if is_scaled else ()
         if run.given.issuperset(taken) and any(run.is_scaled(one, width) for one in taken):
@@ -274,7 +296,7 @@ def _positions_by_sample(run: _Run) -> Faults:
     for number, vertex in run.having("table"):
         sizes, (is_varied,) = vertex.facts["table"], vertex.facts["is_varied"]
         is_counted = any(_is_counted(run, one) for one in vertex.operands)
-        if not (is_varied and is_counted) or sizes[0] == sizes[1]:
+        if not (is_varied and is_counted) or sizes[0] == sizes[1] or vertex.facts["along"] == 1:
             continue
         after = run.flow.after(number)
         over = (run.vertices[n].facts for n in run.softmaxes.values() if n in after)
@@ -284,6 +306,76 @@ def _positions_by_sample(run: _Run) -> Faults:
         if is_second or (out is not None and out.shape[:1] == sizes[:1] and len(out.shape) == 2):
             what = f"a table is added row by row to the samples of {sizes}"
             yield number, what, "its rows are positions: here dimension 1 has the steps", "fail"
+
+
+def _over_samples(run: _Run) -> Faults:
+    """Yield what attends or recurs along the samples, where each has steps of its own.
+
+    One that attends along the steps elsewhere may compare samples on purpose.
+    """
+    samples, met = run.samples, list[tuple[int, int, str]]()
+    along = {v.facts["sizes"][0][v.facts["dims"][0]] for _, v in run.having("made")}
+    for number, vertex in run.having("made", "scale"):
+        (sizes,) = vertex.facts.get("operands") or vertex.facts["sizes"]
+        is_square = "scale" in vertex.facts or sizes[-1] == samples
+        if is_square and sizes[-2:-1] == (samples,) and run.steps in sizes[:-2]:
+            met.append((number, run.steps, ""))
+    for call, record, sizes in run.sequences():
+        is_first = record.options["batch_first"] is True
+        along.add(sizes[1 if is_first else 0])
+        if sizes[0] == samples and not is_first:
+            met.append((call.outputs[0], sizes[1], record.type_name))
+    for number, steps, layer in met:
+        if samples == 1 or steps in (1, samples) or not run.are_apart(number, steps):
+            continue
+        is_sure = bool(layer) and (layer != "MultiheadAttention" or steps not in along)
+        does = "attends" if layer in ("", "MultiheadAttention") else "recurs"
+        what = f"it {does} along the {samples} samples of the batch, not along their {steps} steps"
+        cause = "`batch_first=True`, or a transposition, was meant"
+        yield number, what, cause, "fail" if is_sure else "warn"
+
+
+def _among_heads(run: _Run) -> Faults:
+    """Yield attentions of each place's heads to one another: no transposition came before."""
+    for number, vertex in run.having("made", "scale"):
+        (sizes,) = vertex.facts.get("operands") or vertex.facts["sizes"]
+        made = [number] if "scale" in vertex.facts else run.before(vertex.operands[0], *_SCORING)
+        for product in (n for n in made if n == number or run.vertices[n].has("matrix")):
+            given = run.flow.as_it_is(run.vertices[product].operands[0])
+            views = [f["sizes"] for n in given if "sizes" in (f := run.vertices[n].facts)]
+            for old, new in views[:1]:
+                is_split = len(new) == 4 and old == (*new[:2], new[2] * new[3])
+                attended = new if product == number else (*new[:3], *new[2:3])
+                if is_split and sizes == attended and min(new[1:3]) > 1:
+                    what = f"the {new[2]} heads of each place of {new} attend to one another"
+                    cause = "`transpose(1, 2)` of queries, keys and values was left out"
+                    yield number, what, cause, "warn"
+
+
+def _repeated_masks(run: _Run) -> Faults:
+    """Yield masks repeated for each head in another order than that of samples and heads."""
+    met: list[tuple[tuple[int, ...], list[int]]] = []  # samples and heads in order, what is taken
+    for call, record, sizes in run.sequences():
+        if isinstance(heads := record.options.get("num_heads"), int):
+            samples = sizes[0 if record.options["batch_first"] is True else 1]
+            met.append(((samples, heads), [*call.inputs]))
+    for softmax in run.softmaxes.values():
+        made = run.before(run.vertices[softmax].operands[0], *_SCORING)
+        products = (v.operands for n in made if (v := run.vertices[n]).has("matrix"))
+        viewed = (n for taken in products for o in taken for n in run.flow.as_it_is(o))
+        laid_out = [run.vertices[n].facts.get("sizes", ((), ())) for n in viewed]
+        orders = [old[:2] for old, new in laid_out if new[:1] == (math.prod(old[:2]),)]
+        met += [(orders[0], made)] if orders else []
+    for (slow, fast), taken in met:
+        masks = (o for o in taken if o in run.given)
+        for one in (n for o in masks for n in run.before(o, "view", "comparison")):
+            name, views = run.vertices[one].name, run.vertices[one].facts.get("sizes", ())
+            repeated = {"repeat": slow, "repeat_interleave": fast}.get(name)
+            is_mixed = [axes[0] for axes in views] == [repeated, slow * fast]
+            if slow != fast and is_mixed:
+                what = f"`{name}` repeats a mask in another order than that of {slow} by {fast} "
+                what += "samples and heads, which get those of one another"
+                yield one, what, "samples come first: `repeat_interleave(heads, 0)`", "fail"
 
 
 def _is_counted(run: _Run, table: int) -> bool:
@@ -296,4 +388,5 @@ def _is_counted(run: _Run, table: int) -> bool:
 
 
 _RULES: list[Callable[[_Run], Faults]] = [_reshaped, _other_axis, _unmasked, _nothing_to_normalise]
-_RULES += [_scaled_twice, _mixed_places, _positions_by_sample]
+_RULES += [_scaled_twice, _mixed_places, _positions_by_sample, _over_samples, _among_heads]
+_RULES += [_repeated_masks]

@@ -8,11 +8,12 @@ from itertools import pairwise
 
 from pytest_modelhealth.checks import axes
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.facts import at, members, trainable
+from pytest_modelhealth.checks.facts import at, members, place, trainable
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.report.flow import Call, Vertex
+from pytest_modelhealth.report.flow import Call, Kind, Vertex
+from pytest_modelhealth.report.flow.graph import SOURCES
 from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import ancestors, parent
@@ -39,7 +40,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         yield from _unread(observation, flow, modules)
         yield from _doubled(observation, flow)
         yield from _overwritten(observation, flow)
-        yield from _dropped(observation, flow)
+        yield from _untaken(observation, flow)
         yield from _odd_blocks(observation, flow, modules)
     yield from axes.findings(observation, flow)
 
@@ -471,11 +472,11 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Finding]:
 
 
 def _overwritten(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield sums of a branch and a skip that the branch has written over in place.
+    """Yield sums of a branch and a skip that an activation in the branch has written over.
 
-    It wrote over what it was given, returned something else, and what it wrote is added.
+    Where the block itself calls it, what it returns may be the skip that is meant: a note.
     """
-    graph, lines = flow.graph, dict[str, tuple[str, str]]()
+    graph, lines = flow.graph, dict[str, tuple[str, str, bool]]()
     for vertex in graph.vertices:
         for skip in vertex.operands if vertex.has("sum") and vertex.call >= 0 else ():
             made = graph.vertices[skip]
@@ -484,42 +485,98 @@ def _overwritten(observation: Observation, flow: Flow) -> Iterator[Finding]:
             if not inside or vertex.has("difference") or made.has("view"):
                 continue
             part, whole = graph.calls[inside[0]], graph.calls[vertex.call]
-            is_idle = set(made.operands).isdisjoint(part.inputs)
-            if skip in part.outputs:  # its own call: told by its setting alone
-                is_told = observation.layers[part.layer].options.get("inplace") is True
-                is_idle |= not is_told or set(made.operands).isdisjoint(whole.inputs)
-            others = set(vertex.operands) - {skip}
-            if not is_idle and others & flow.after(skip):
-                lines.setdefault(vertex.line, (whole.layer, made.name))
-    for line, (layer, name) in lines.items():
+            is_own, given = skip in part.outputs, set(made.operands)
+            is_told = observation.layers[part.layer].options.get("inplace") is True
+            is_over = not given.isdisjoint(part.inputs) and (
+                not is_own or (is_told and not given.isdisjoint(whole.inputs))
+            )
+            if is_over and (set(vertex.operands) - {skip}) & flow.after(skip):
+                lines.setdefault(vertex.line, (whole.layer, made.name, is_own))
+    for line, (layer, name, is_own) in lines.items():
         yield WIRING.fault(
             observation.layers[layer],
             f"the skip that it adds{at(line)} was written over by {name!r} before",
             cause="an activation with inplace=True on the input of the block: the skip holds the "
             "activated value; leave inplace out, or activate first if that is meant",
-            severity="warn",
+            severity="note" if is_own else "warn",
         )
 
 
-def _dropped(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield activations that nothing takes the result of, by the lines that call them.
+# ---- what is made and never taken ---------------------------------------------------------------
 
-    Those that give probabilities may be kept for others to look at.
+_COPIES = "`act(x)` where `x = act(x)` was meant: it changes nothing in place"
+_FILLS = "it returns a new tensor; `masked_fill_` writes in place"
+_WRITES = "indexing by a mask or a list copies, and what is written there is lost"
+_PIECES = "a gate, a half of a projection or a branch that was left out"
+
+
+def _untaken(observation: Observation, flow: Flow) -> Iterator[Finding]:
+    """Yield what nothing takes each time that its line runs: results, pieces, what is written.
+
+    Activations that give probabilities may be kept for others to look at.
     """
-    lines, takers = dict[str, list[str]](), flow.ways()
-    for name in (name for name in flow.layers if name in observation.layers):
-        made = {number for call in flow.calls(name) for number in call.outputs}
-        is_idle = name not in flow.used and not any(takers[number] for number in made)
-        if is_idle and observation.layers[name].activation in having("dying"):
-            lines.setdefault(flow.line(name), []).append(name)
-    for line, (layer, *others) in lines.items():
+    graph, takers = flow.graph, flow.ways()
+    ends = {*graph.outputs, graph.loss}
+    made: list[tuple[str, str, str, str, bool]] = []  # line, what, cause, layer, is it taken
+    for call in graph.calls:
+        record = observation.layers.get(call.layer)
+        if record is not None and record.activation in having("dying"):
+            is_taken = any(takers[n] or n in ends for n in call.outputs)
+            made.append((call.line, "what it returns is dropped", _COPIES, call.layer, is_taken))
+    for number, vertex in enumerate(graph.vertices):
+        layer = graph.calls[vertex.call].layer if vertex.call >= 0 else ""
+        is_taken, function = bool(takers[number]) or number in ends, vertex.function
+        if vertex.facts.get("is_held") is False and not _is_kept(flow, vertex):
+            what = f"nothing reads what `{function}` writes"
+            made.append((vertex.line, what, _WRITES, layer, is_taken))
+        elif function == "masked_fill":
+            what = "nothing takes the result of `masked_fill`"
+            made.append((vertex.line, what, _FILLS, layer, is_taken))
+    for line, what, layer, is_taken in _pieces(observation, flow):
+        made.append((line, what, _PIECES, layer, is_taken))
+    taken = {(line, what) for line, what, _, _, is_taken in made if is_taken}
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for line, what, cause, layer, _ in made:
+        if line and (line, what) not in taken:
+            lines.setdefault((line, what, cause), []).append(layer)
+    for (line, what, cause), (layer, *others) in lines.items():
+        affected = dict.fromkeys(others)
         yield WIRING.fault(
-            observation.layers[layer],
-            f"what it returns is dropped{at(line)}: nothing takes it",
-            cause="`act(x)` where `x = act(x)` was meant: it changes nothing in place",
-            affected=others,
+            place(observation, layer), f"{what}{at(line)}", cause=cause, affected=affected,
             severity="warn",
-        )
+        )  # fmt: skip
+
+
+def _is_kept(flow: Flow, write: Vertex) -> bool:
+    """Whether something is written into what others hold, or into memory that others share."""
+    held = (flow.graph.vertices[n] for operand in write.operands for n in flow.as_it_is(operand))
+    return any(v.has("detach") or v.kind in SOURCES - {Kind.CONSTANT} for v in held)
+
+
+def _pieces(observation: Observation, flow: Flow) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield each piece that features of a layer that learns are cut into, and if it is used."""
+    graph, used = flow.graph, dict[tuple[int, str], dict[int, Vertex]]()
+    for number in sorted(flow.walk([n for n in (*graph.outputs, graph.loss) if n], back=True)):
+        vertex = graph.vertices[number]
+        if "pieces" in vertex.facts and vertex.live and vertex.operands:
+            index = vertex.name.rstrip("]").rpartition("[")[2]
+            pieces = used.setdefault((vertex.operands[0], vertex.line), {})
+            pieces[int(index) if index.isdigit() else 0] = vertex
+    for (operand, line), pieces in used.items():
+        facts = next(iter(pieces.values())).facts
+        chain = [graph.vertices[n] for n in flow.as_it_is(operand)]
+        record = observation.layers.get(chain[-1].name) if chain[-1].kind == "call" else None
+        views = [v.facts["sizes"] for v in chain if "sizes" in v.facts]
+        sizes, (dim,) = views[-1][0] if views else facts["sizes"][0], facts["dims"]
+        is_last = record is not None and record.type_name in having("features")
+        axis = len(sizes) - 1 if is_last else 1  # of the features, maybe in several axes by now
+        is_cut = dim >= axis if is_last else dim == axis
+        if record and trainable(record) and is_cut and all(o[:axis] == n[:axis] for o, n in views):
+            for one in range(facts["pieces"]):
+                what = (
+                    f"nothing reads piece {one} of {facts['pieces']} of what {record.label!r} gives"
+                )
+                yield line, what, record.name, one in pieces
 
 
 def _listed(names: list[str]) -> str:
