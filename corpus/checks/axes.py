@@ -327,7 +327,9 @@ FAULTS: dict[str, Any] = {
         "fail", "", "near.repeat(",
     ),
     "all but the padding hidden": (
-        lambda: embedded(lambda m, h, pad: m.a(h, h, h, key_padding_mask=~pad)[0], a=torch_attention()),
+        lambda: embedded(
+            lambda m, h, pad: m.a(h, h, h, key_padding_mask=~pad)[0], a=torch_attention()
+        ),
         "fail", "a", "all but the padding",
     ),
     "all but the padding hidden by hand": (

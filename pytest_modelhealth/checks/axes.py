@@ -73,6 +73,11 @@ class _Run:
                 met += [o for o in self.vertices[one].operands if o not in met]
         return met
 
+    def views(self, number: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the sizes before and after each change of layout that a vertex comes from."""
+        made = (self.vertices[n] for n in self.flow.as_it_is(number))
+        return [v.facts["sizes"] for v in made if v.has("whole") and "sizes" in v.facts]
+
     def sequences(self) -> Iterator[tuple[Call, LayerRecord, tuple[int, ...]]]:
         """Yield the calls of torch's layers that take steps or samples first, and the sizes."""
         for call in self.flow.graph.calls:
@@ -341,12 +346,10 @@ def _among_heads(run: _Run) -> Faults:
         (sizes,) = vertex.facts.get("operands") or vertex.facts["sizes"]
         made = [number] if "scale" in vertex.facts else run.before(vertex.operands[0], *_SCORING)
         for product in (n for n in made if n == number or run.vertices[n].has("matrix")):
-            given = run.flow.as_it_is(run.vertices[product].operands[0])
-            views = [f["sizes"] for n in given if "sizes" in (f := run.vertices[n].facts)]
-            for old, new in views[:1]:
+            for old, new in run.views(run.vertices[product].operands[0])[:1]:
                 is_split = len(new) == 4 and old == (*new[:2], new[2] * new[3])
                 attended = new if product == number else (*new[:3], *new[2:3])
-                if is_split and sizes == attended and min(new[1:3]) > 1:
+                if is_split and sizes == attended and 1 < new[2] != new[1] > 1:
                     what = f"the {new[2]} heads of each place of {new} attend to one another"
                     cause = "`transpose(1, 2)` of queries, keys and values was left out"
                     yield number, what, cause, "warn"
@@ -362,8 +365,7 @@ def _repeated_masks(run: _Run) -> Faults:
     for softmax in run.softmaxes.values():
         made = run.before(run.vertices[softmax].operands[0], *_SCORING)
         products = (v.operands for n in made if (v := run.vertices[n]).has("matrix"))
-        viewed = (n for taken in products for o in taken for n in run.flow.as_it_is(o))
-        laid_out = [run.vertices[n].facts.get("sizes", ((), ())) for n in viewed]
+        laid_out = (view for taken in products for o in taken for view in run.views(o))
         orders = [old[:2] for old, new in laid_out if new[:1] == (math.prod(old[:2]),)]
         met += [(orders[0], made)] if orders else []
     for (slow, fast), taken in met:

@@ -260,8 +260,8 @@ def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iter
             continue
         layer, here = alike[odd[0]], made[odd[0]]
         lacks, more = Counter(dict(usual)) - here, here - Counter(dict(usual))
-        what = [f"lacks {', '.join(f'`{n}`' for n in lacks)}"] if lacks else []
-        what += [f"runs {', '.join(f'`{n}`' for n in more)} besides"] if more else []
+        what = [f"lacks {', '.join(f'`{n}`' for n in sorted(lacks))}"] if lacks else []
+        what += [f"runs {', '.join(f'`{n}`' for n in sorted(more))} besides"] if more else []
         yield WIRING.fault(
             observation.layers[layer],
             f"it {' and '.join(what)}{at(flow.line(layer))}, unlike its {times} siblings",
@@ -566,10 +566,10 @@ def _pieces(observation: Observation, flow: Flow) -> Iterator[tuple[str, str, st
         facts = next(iter(pieces.values())).facts
         chain = [graph.vertices[n] for n in flow.as_it_is(operand)]
         record = observation.layers.get(chain[-1].name) if chain[-1].kind == "call" else None
-        views = [v.facts["sizes"] for v in chain if "sizes" in v.facts]
-        sizes, (dim,) = views[-1][0] if views else facts["sizes"][0], facts["dims"]
+        views = [v.facts["sizes"] for v in chain if v.has("whole") and "sizes" in v.facts]
+        ndim, (dim,) = len(views[-1][0]) if views else facts["ndim"], facts["dims"]
         is_last = record is not None and record.type_name in having("features")
-        axis = len(sizes) - 1 if is_last else 1  # of the features, maybe in several axes by now
+        axis = ndim - 1 if is_last else 1  # of the features, maybe in several axes by now
         is_cut = dim >= axis if is_last else dim == axis
         if record and trainable(record) and is_cut and all(o[:axis] == n[:axis] for o, n in views):
             for one in range(facts["pieces"]):

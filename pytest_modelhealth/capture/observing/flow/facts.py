@@ -117,8 +117,7 @@ def _pieces(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: 
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
     if not (args and isinstance(dim, int)):
         return {}
-    dims, sizes = (dim % args[0].ndim,), (tuple(args[0].shape),)
-    return {"pieces": len(r), "dims": dims, "sizes": sizes}
+    return {"pieces": len(r), "dims": (dim % args[0].ndim,), "ndim": args[0].ndim}
 
 
 def _product(reader: FactReader, args: tuple[Any, ...], _: Any, result: Any) -> Facts:
