@@ -573,9 +573,7 @@ def _pieces(observation: Observation, flow: Flow) -> Iterator[tuple[str, str, st
         is_cut = dim >= axis if is_last else dim == axis
         if record and trainable(record) and is_cut and all(o[:axis] == n[:axis] for o, n in views):
             for one in range(facts["pieces"]):
-                what = (
-                    f"nothing reads piece {one} of {facts['pieces']} of what {record.label!r} gives"
-                )
+                what = f"nothing reads piece {one} of {facts['pieces']} that it is cut into"
                 yield line, what, record.name, one in pieces
 
 
