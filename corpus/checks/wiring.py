@@ -39,7 +39,6 @@ from corpus.checks.wirings import (
     both_states_carried,
     both_towers_on_one,
     cell_state_dropped,
-    choice_of_one,
     chosen_from_one,
     chosen_from_two,
     coded,
@@ -100,6 +99,7 @@ from corpus.checks.wirings import (
     repeated,
     rotary,
     routed_by_sample,
+    same_layers,
     same_position,
     scaled,
     sentences,
@@ -204,16 +204,6 @@ FAULTS: dict[str, Case] = {
         lambda: (Model(same_position, position=position_table()), (ids(),)),
         "fail", "position", "torch.zeros(",
     ),
-    "other ids that are not given": (
-        lambda: (
-            Model(
-                other_ids_not_given,
-                shape=position_table(), join=nn.Linear(2 * WIDTH, WIDTH), position=position_table(),
-            ),
-            (ids(),),
-        ),
-        "warn", "shape", "torch.zeros(",
-    ),
     "all positions three": (
         lambda: (Model(position_of_one_row, position=position_table()), (ids(),)),
         "fail", "position", "torch.full(",
@@ -302,6 +292,24 @@ FAULTS: dict[str, Case] = {
         lambda: (Model(early_exit, blocks=blocks(*[""] * 3)), (ids(),)),
         "warn", "blocks.2", "never called",
     ),
+    "a layer that is left out": (
+        lambda: (Model(dropped_layer, blocks=blocks(*[""] * 5)), (ids(),)),
+        "warn", "blocks.2", "never called",
+    ),
+    "one expert for all samples, one by one": (
+        lambda: (Model(routed_by_sample, experts=linears(SAMPLES)), (ids(),)),
+        "warn", "experts.1", "never called",
+    ),
+    "heads of the same layers": (
+        lambda: (
+            Model(
+                two_heads_on_a_trunk,
+                **{name: nn.Sequential(*one) for name, one in same_layers("actor", "critic")},
+            ),
+            (features(),),
+        ),
+        "warn", "actor.0", "which are the same",
+    ),
     "one block times four": (
         lambda: (Model(in_a_row, blocks=nn.ModuleList([Block()] * 4)), (ids(),)),
         "warn", "blocks.0", "stands 4 times in 'blocks'",
@@ -371,19 +379,26 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "idle experts": lambda: (
         Model(mixture, experts=linears(), router=nn.Linear(WIDTH, 4)), (features(),)
     ),
-    "an expert for all samples, one by one": lambda: (
-        Model(routed_by_sample, experts=linears(SAMPLES)), (features(),)
-    ),
-    "an expert for all embedded samples": lambda: (
-        Model(routed_by_sample, experts=linears(SAMPLES)), (ids(),)
-    ),
     "an activation in place": lambda: (shaped(nn.ReLU(inplace=True)), (features(),)),
-    "LayerDrop": lambda: (Model(dropped_layer, blocks=blocks(*[""] * 5)), (ids(),)),
     "one layer norm for three blocks": lambda: (
         Model(in_a_row, blocks=shared_norm(lambda: nn.LayerNorm(LENGTH))), (features(),)
     ),
     "two heads on one trunk": lambda: (
         Model(two_heads_on_a_trunk, **trunk_and_heads()), (features(),)
+    ),
+    "a list of what a row calls": lambda: (
+        Model(
+            lambda m, x: m.actor(x),
+            **{name: nn.Sequential(*one) for name, one in same_layers("actor", "kept")},
+        ),
+        (features(),),
+    ),
+    "other ids that are not given": lambda: (
+        Model(
+            other_ids_not_given,
+            shape=position_table(), join=nn.Linear(2 * WIDTH, WIDTH), position=position_table(),
+        ),
+        (ids(),),
     ),
     "a list that two modules hold": lambda: (
         Model(both_lists, encoder=(one := blocks("", "")), decoder=one), (ids(),)
@@ -561,8 +576,5 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     ),
     "rotary angles": lambda: (Model(rotary, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)),
     "attention": lambda: (Model(attends, **projections("q", "k", "v", "out")), (ids(),)),
-    "an expert that nobody chose": lambda: (
-        Model(choice_of_one, experts=linears(4), router=nn.Linear(WIDTH, 4)), (ids(),)
-    ),
     "a head for each task": lambda: (TwoTasks(fault=False), (features(),)),
 }  # fmt: skip

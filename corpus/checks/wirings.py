@@ -385,11 +385,6 @@ def last_left_out(model: Any, x: Tensor) -> Tensor:
     return x
 
 
-def choice_of_one(model: Any, x: Tensor) -> Tensor:
-    weights = model.router(x).softmax(-1)
-    return sum(weights[..., i : i + 1] * model.experts[i](x) for i in range(3))
-
-
 class TwoTasks(nn.Module):
     """Returns what two heads make, or one under two names."""
 
@@ -457,6 +452,12 @@ def trunk_and_heads() -> dict[str, nn.Module]:
     """Return two heads in a row after the same layers."""
     trunk = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
     return {name: nn.Sequential(*trunk, nn.Linear(WIDTH, WIDTH)) for name in ("actor", "critic")}
+
+
+def same_layers(*names: str) -> list[tuple[str, list[nn.Module]]]:
+    """Return the same layers for each name."""
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
+    return [(name, layers) for name in names]
 
 
 class Normed(nn.Module):
