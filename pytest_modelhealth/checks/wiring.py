@@ -225,40 +225,37 @@ _FEWEST_BLOCKS = 4
 
 def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
     """Yield blocks in the middle of a list that run other operations or layers than all others."""
-    done: set[str] = set()
-    for name in dict.fromkeys(call.layer for call in flow.graph.calls):
-        if name in done or not name.rpartition(".")[2].isdigit():
-            continue
-        *_, (alike, _) = members(name, observation.layers)
-        done.update(alike)
+    layers, names = observation.layers, dict.fromkeys(call.layer for call in flow.graph.calls)
+    numbered = (name for name in names if name.rpartition(".")[2].isdigit())
+    for alike in dict.fromkeys(tuple([*members(name, layers)][-1][0]) for name in numbered):
         ran = [flow.calls(name) if name in flow else () for name in alike]
         if len(alike) < _FEWEST_BLOCKS or {len(c) for c in ran} != {1}:
             continue
-        kinds = {(modules.form(name), *_sizes(observation.layers[name])) for name in alike}
-        if len(kinds) > 1 or any(set(one.outputs) <= set(one.inputs) for (one,) in ran):
+        sizes = [
+            tuple(None if seen is None else seen.shape for seen in (own.inputs, own.activations))
+            for own in map(layers.__getitem__, alike)
+        ]
+        if len({*zip(map(modules.form, alike), sizes, strict=True)}) > 1 or any(
+            set(one.outputs) <= set(one.inputs) for (one,) in ran
+        ):
             continue  # one that returns what it is given is skipped for a step
         made = [_made_in(name, flow) for name in alike]
-        (usual, times), *_ = Counter(frozenset(one.items()) for one in made).most_common()
-        odd = [n for n, one in enumerate(made) if one.items() != dict(usual).items()]
-        if times != len(alike) - 1 or odd[0] in (0, len(alike) - 1):
+        usual = next((one for one in made if made.count(one) == len(made) - 1), None)
+        place = next((n for n, one in enumerate(made) if one != usual), 0)
+        if usual is None or place in (0, len(made) - 1):
             continue
-        layer, here = alike[odd[0]], made[odd[0]]
-        lacks, more = Counter(dict(usual)) - here, here - Counter(dict(usual))
+        layer, lacks, more = alike[place], usual - made[place], made[place] - usual
         what = [f"lacks {', '.join(f'`{n}`' for n in sorted(lacks))}"] if lacks else []
         what += [f"runs {', '.join(f'`{n}`' for n in sorted(more))} besides"] if more else []
         yield WIRING.fault(
             observation.layers[layer],
-            f"it {' and '.join(what)}{at(flow.line(layer))}, unlike its {times} siblings",
-            value=float(times),
+            f"it {' and '.join(what)}{at(flow.line(layer))}, unlike its siblings",
+            value=float(len(made)),
             cause="a residual, a norm or a mask left out by a condition or a copied line; or meant "
             "so: nothing that was seen tells",
             independent=True,
             severity="warn",
         )
-
-
-def _sizes(record: LayerRecord) -> list[tuple[int, ...] | None]:
-    return [None if seen is None else seen.shape for seen in (record.inputs, record.activations)]
 
 
 def _made_in(layer: str, flow: Flow) -> Counter[str]:

@@ -121,30 +121,31 @@ class AttentionReader:
         if name in having("fill") or name == "setitem":
             if number is not None and tensor is not None and tensor.dtype is torch.bool:
                 is_kept = name == "where" and type(others[-1]) in NUMBERS
-                hidden = ~tensor if is_kept else tensor
-                keeps = self._keeps_padding(hidden)
-                scores = Scores("fill", number, hides_all=hidden.all(), keeps_padding=keeps)
-                self._mark(self._scores, result, scores)
+                hides_all = ~tensor.any() if is_kept else tensor.all()
+                keeps = self._keeps_padding(tensor, is_kept)
+                self._mark(self._scores, result, Scores("fill", number, True, hides_all, keeps))
         elif name in having("whole"):
             self._mark(self._scores, result, scores)
         elif tensor is not None:
             if name in having("product", "sum") and not tensor.requires_grad:
-                how, keeps = "times" if name in having("product") else "plus", False
-                if how == "plus" and tensor.is_floating_point():
-                    keeps = self._keeps_padding(tensor < HIDES)
-                scores = Scores(how, 0.0, _is_binary(tensor), keeps_padding=keeps)
-                self._mark(self._scores, result, scores)
+                how = "times" if name in having("product") else "plus"
+                keeps = how == "plus" and self._keeps_padding(tensor)
+                self._mark(self._scores, result, Scores(how, 0.0, _is_binary(tensor), False, keeps))
         elif number and name in having("product", "quotient"):
             scale = 1.0 / number if name in having("quotient") else number
             self._mark(self._scores, result, scores._replace(fill=scores.fill * scale))
 
-    def _keeps_padding(self, hidden: Tensor) -> Tensor | bool:
-        """Whether a mask of keys leaves several places of one id, and hides those that differ."""
-        hidden = (hidden[..., -1, :] if hidden.ndim > 2 else hidden).squeeze()  # the last query's
-        known = self._ids.get(tuple(hidden.shape))
+    def _keeps_padding(self, mask: Tensor, is_kept: bool = False) -> Tensor | bool:
+        """Whether a mask of keys leaves several places of one id, and hides those that differ.
+
+        Of booleans it says what is hidden, or kept; as the last query has it.
+        """
+        mask = (mask[..., -1, :] if mask.ndim > 2 else mask).squeeze()
+        known = self._ids.get(tuple(mask.shape))
         ids = None if known is None else known()
         if ids is None or ids.dtype is not torch.long or ids.ndim != 2:
             return False
+        hidden = mask < HIDES if mask.is_floating_point() else mask.bool() ^ is_kept
         least, most = torch.iinfo(ids.dtype).min, torch.iinfo(ids.dtype).max
         ends = [
             (ids.masked_fill(out, most).amin(), ids.masked_fill(out, least).amax())
@@ -236,10 +237,11 @@ class AttentionReader:
         masks = [t.detach() for t in tensors if isinstance(t, Tensor) and not t.requires_grad]
         if not masks:
             return {}
-        hidden = [mask < HIDES if mask.is_floating_point() else ~mask.bool() for mask in masks]
-        keeps = torch.stack([torch.as_tensor(self._keeps_padding(one)) for one in hidden]).any()
-        facts = {"is_binary": (masks[0].is_floating_point() and _is_binary(masks[0]),)}
-        return facts | {"is_all_hidden": (hidden[0].all(),), "keeps_padding": (keeps,)}
+        first, is_sum = masks[0], masks[0].is_floating_point()
+        hides_all = (first < HIDES).all() if is_sum else ~first.any()
+        keeps = [read for m in masks if (read := self._keeps_padding(m, True)) is not False]
+        facts: Facts = {"is_binary": (is_sum and _is_binary(first),)}
+        return facts | {"is_all_hidden": (hides_all,), "keeps_padding": (*keeps, False)[:1]}
 
     def _lookup(self, said: Facts, given: list[Any], _: Tensor) -> Facts:
         ids = given[0]()
