@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import pairwise
+from typing import Literal
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, linear_maps
@@ -18,7 +19,8 @@ from pytest_modelhealth.report.flow import Call, Vertex
 from pytest_modelhealth.settings import Severity
 
 WIRING = CHECKS["wiring"]
-Faults = Iterator[tuple[int, str, str, Severity]]
+Grade = Literal[Severity, "note"]
+Faults = Iterator[tuple[int, str, str, Grade]]
 """Vertices, what is wrong there, the likely cause, and the grade."""
 
 
@@ -38,7 +40,7 @@ class Run:
 
     def findings(self, rule: Callable[[Run], Faults]) -> Iterator[Finding]:
         """Yield what a rule says, a line of code once."""
-        lines: dict[str, tuple[str, str, Severity, dict[str, None]]] = {}
+        lines: dict[str, tuple[str, str, Grade, dict[str, None]]] = {}
         for number, what, cause, severity in rule(self):
             line = self.vertices[number].line
             story = lines.setdefault(line or what, (f"{what}{at(line)}", cause, severity, {}))
@@ -74,7 +76,8 @@ class Run:
     @cached_property
     def along(self) -> set[int]:
         """The sizes along which something attends or recurs."""
-        along = {v.facts["sizes"][0][v.facts["dims"][0]] for _, v in self.having("made")}
+        scores = (v.facts["sizes"][0] for _, v in self.having("made"))
+        along = {sizes[-1] for sizes in scores if sizes[-2:-1] == sizes[-1:]}
         layers = ((sizes, record.options["batch_first"]) for _, record, sizes in self.sequences())
         return along | {sizes[1 if is_first else 0] for sizes, is_first in layers}
 
@@ -150,8 +153,6 @@ def cuts_across(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 def _is_across(old: list[int], new: list[int]) -> bool:
     ends = [[math.prod(sizes[: n + 1]) for n in range(len(sizes))] for sizes in (old, new)]
     points = sorted({1, *ends[0], *ends[1]})
-    if set(old).isdisjoint(new):  # no size is found again, as where one makes chunks of chunks
-        return False
     if any(high % low for low, high in pairwise(points)):
         return True
     # which old and which new axis each piece between two points is of

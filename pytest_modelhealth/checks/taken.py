@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pytest_modelhealth.checks.axes import Faults, Run
 from pytest_modelhealth.checks.facts import trainable
 from pytest_modelhealth.operations import having
-from pytest_modelhealth.report.flow import Vertex
+from pytest_modelhealth.report.flow import Kind, Vertex
 
 
 def _doubled(run: Run) -> Faults:
@@ -71,11 +71,20 @@ def _untaken(run: Run) -> Faults:
             yield number, what, cause, "warn"
 
 
+def remembered(run: Run) -> Faults:
+    """Yield writes into a plain tensor that the model keeps."""
+    for number, vertex in enumerate(run.vertices):
+        held = (run.vertices[run.flow.as_it_is(n)[-1]].kind for n in vertex.operands)
+        if vertex.facts.get("is_held") and vertex.call >= 0 and Kind.UNKNOWN in held:
+            what = "it writes into a tensor that it keeps, and that is no buffer"
+            yield number, what, "`register_buffer` has it saved and moved with the model", "note"
+
+
 def _is_kept(run: Run, write: Vertex) -> bool:
     """Whether something is written into what others hold, or into memory that others share."""
     held = (run.vertices[n] for operand in write.operands for n in run.flow.as_it_is(operand))
-    kinds = ("call", "operation", "constant")
-    return any(v.has("detach") or v.kind not in kinds for v in held)
+    made = (Kind.CALL, Kind.OPERATION, Kind.CONSTANT)
+    return any(v.has("detach") or v.kind not in made for v in held)
 
 
 def _pieces(run: Run) -> Iterator[tuple[int, str, str, bool]]:

@@ -37,7 +37,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         yield from _unread(observation, flow, modules)
         yield from _odd_blocks(observation, flow, modules)
     run = axes.Run(observation, flow)
-    for rule in (*axes.RULES, *(taken.RULES if flow.is_exact else ())):
+    for rule in (*axes.RULES, taken.remembered, *(taken.RULES if flow.is_exact else ())):
         yield from run.findings(rule)
 
 
