@@ -220,6 +220,13 @@ FAULTS: dict[str, Case] = {
         lambda: (Model(ignores_others, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
         "warn", "", "'input 1'",
     ),
+    "a mask that queries and keys of one input ignore": (
+        lambda: (
+            Model(lambda m, x, _: m.q(x) * m.k(F.relu(x)) * m.v(x), **projections("q", "k", "v")),
+            (features(), mask()),
+        ),
+        "warn", "", "'input 1'",
+    ),
     "a mask that the blocks ignore": (
         lambda: (
             Model(in_a_row, blocks=nn.ModuleList(Deaf() for _ in range(3))),

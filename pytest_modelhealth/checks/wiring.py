@@ -328,9 +328,11 @@ def _unread(observation: Observation, flow: Flow, modules: _Modules) -> Iterator
             "warn" if is_drawn else "fail",
         )
     for call in graph.calls:
-        if not {*call.inputs} & {*given} or not modules.trainable(call.layer):
+        inside = modules.get(call.layer, [])
+        if not {*call.inputs[:1]} & {*given} or not any(one.parameters for one in inside):
             continue
-        key = (call.parent, modules.form(call.layer), call.inputs)
+        form = modules.form(call.layer) if len(inside) > 1 else call.layer
+        key = (call.parent, form, call.inputs)
         if (other := first.setdefault(key, call.layer)) and call is not flow.calls(other)[0]:
             again = "again" if other == call.layer else f"as {other!r} is"
             source = vertices[call.inputs[0]].name
