@@ -38,7 +38,7 @@ def _overwritten(run: Run) -> Faults:
             # a conversion gives its operand back where it changes nothing
             if not inside or made.has("view") or skip in calls[inside[0]].outputs:
                 continue
-            if others & run.flow.after(skip) and {*made.operands} & {*calls[inside[0]].inputs}:
+            if {*made.operands} & {*calls[inside[0]].inputs} and others & run.flow.after(skip):
                 what = f"the skip that it adds was written over by {made.name!r} before"
                 cause = "an activation with inplace=True on the input of the block: leave it out"
                 yield number, what, cause, "warn"

@@ -136,7 +136,7 @@ class AttentionReader:
             self._mark(self._scores, result, scores._replace(fill=scores.fill * scale))
 
     def _keeps_padding(self, mask: Tensor, is_kept: bool = False) -> Tensor | bool:
-        """Whether a mask of keys leaves several places of one id, and hides those that differ.
+        """Whether a mask of keys leaves places of one id at an end, and hides those that differ.
 
         Of booleans it says what is hidden, or kept; as the last query has it.
         """
@@ -152,7 +152,9 @@ class AttentionReader:
             for out in (hidden, ~hidden)
         ]
         (kept, last), (first, other) = ends
-        return (kept == last) & (first < other) & ((~hidden).sum(1) > 1).any()
+        changes = hidden.long().diff(dim=1)
+        is_at_an_end = (changes <= 0).all() | (changes >= 0).all()
+        return (kept == last) & (first < other) & is_at_an_end & ((~hidden).sum(1) > 1).any()
 
     # Products and sums of values by weights.
 
