@@ -89,6 +89,39 @@ def fused(query: Callable[[Tensor], Tensor] = lambda q: q, **options: Any) -> An
     )  # fmt: skip
 
 
+def words() -> Tensor:
+    """Return ids of words with padding at the end of each row."""
+    return torch.randint(1, 30, (SAMPLES, STEPS)).masked_fill(padding() | (padding().roll(-1)), 0)
+
+
+def embedded(function: Callable[..., Any], **layers: Any) -> Any:
+    """Return a model that attends to words, and is given where they are padding."""
+    return net(
+        lambda m, ids: m.fc(function(m, m.table(ids), ids == 0)), words(),
+        table=nn.Embedding(30, WIDTH), fc=(WIDTH, 3), **layers,
+    )  # fmt: skip
+
+
+def torch_attention(batch_first: bool = True) -> nn.Module:
+    """Return torch's attention."""
+    return nn.MultiheadAttention(WIDTH, HEADS, batch_first=batch_first)
+
+
+def joined_heads(repeat: Callable[[Tensor], Tensor]) -> Any:
+    """Return an attention of samples and heads in one axis, with a mask repeated for the heads."""
+    near = torch.rand(SAMPLES, STEPS, STEPS) > 0.5
+
+    def run(m: Any, x: Tensor, hidden: Tensor) -> Tensor:
+        q, k = (STANDARD["split"](part(x)).flatten(0, 1) for part in (m.q, m.k))
+        weights = (q @ k.transpose(1, 2)).masked_fill(repeat(hidden), -1e9).softmax(-1)
+        return (weights @ q).view(SAMPLES, HEADS, STEPS, DEPTH)
+
+    return net(run, steps(), near, **QK)
+
+
+QK = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH)}
+
+
 def with_table(x: Tensor, table: Tensor) -> Tensor:
     """Add positions as a model does that takes time first."""
     return x + table[: x.shape[0]]
@@ -248,6 +281,63 @@ FAULTS: dict[str, Any] = {
         ),
         "fail", "", "table[: x.shape[0]]",
     ),
+    "attention along the samples": (
+        lambda: net(lambda m, x: m.fc(m.a(x, x, x)[0].mean(1)), a=torch_attention(False), **FC),
+        "fail", "a", "m.a(x, x, x)",
+    ),
+    "attention along the samples, of steps with positions": (
+        lambda: net(
+            lambda m, x: m.fc(m.a(x + m.table[:, :STEPS])),
+            a=nn.TransformerEncoderLayer(WIDTH, HEADS, 9), table=torch.randn(1, 9, WIDTH), **FC,
+        ),
+        "fail", "a.self_attn", "attends along the 4 samples",
+    ),
+    "a recurrence along the samples": (
+        lambda: net(lambda m, x: m.fc(m.rnn(x)[0][:, -1]), rnn=nn.LSTM(WIDTH, WIDTH), **FC),
+        "fail", "rnn", "m.rnn(x)",
+    ),
+    "attention along the samples by hand": (
+        lambda: net(lambda m, x: m.fc(by_hand(m, x.transpose(0, 1)).mean(0)), **QKV, **FC),
+        "warn", "softmax", "along the 4 samples",
+    ),
+    "heads that attend to one another": (
+        lambda: attention(split=lambda x: x.view(*x.shape[:2], HEADS, DEPTH),
+                          join=lambda x: x.flatten(2)),
+        "warn", "softmax", "s.softmax(",
+    ),
+    "heads that attend to one another, fused": (
+        lambda: net(
+            lambda m, x: F.scaled_dot_product_attention(
+                *(part(x).view(SAMPLES, STEPS, HEADS, DEPTH) for part in (m.q, m.k, m.v))
+            ),
+            **QKV,
+        ),
+        "warn", "scaled_dot_product_attention",
+    ),
+    "a mask repeated in the order of heads": (
+        lambda: joined_heads(lambda hidden: hidden.repeat(HEADS, 1, 1)),
+        "fail", "", "hidden.repeat(",
+    ),
+    "the same, to torch's attention": (
+        lambda: net(
+            lambda m, x, near: m.a(x, x, x, attn_mask=near.repeat(HEADS, 1, 1))[0],
+            steps(), torch.eye(STEPS).roll(1, 0).bool().repeat(SAMPLES, 1, 1),
+            a=torch_attention(),
+        ),
+        "fail", "", "near.repeat(",
+    ),
+    "all but the padding hidden": (
+        lambda: embedded(
+            lambda m, h, pad: m.a(h, h, h, key_padding_mask=~pad)[0], a=torch_attention()
+        ),
+        "fail", "a", "all but the padding",
+    ),
+    "all but the padding hidden by hand": (
+        lambda: embedded(
+            lambda m, h, pad: (h @ h.mT).masked_fill(~pad[:, None], -1e9).softmax(-1) @ h
+        ),
+        "fail", "softmax", "all but the padding",
+    ),
     "learnt positions by sample": (
         lambda: net(
             lambda m, x: m.head(m.rnn(x + m.table(torch.arange(x.shape[0]))[:, None])[0]),
@@ -259,6 +349,11 @@ FAULTS: dict[str, Any] = {
 
 
 # ---- designs that look alike --------------------------------------------------------------------
+
+
+def by_hand(m: Any, x: Tensor) -> Tensor:
+    """Attend along the dimension before the last."""
+    return (m.q(x) @ m.k(x).transpose(1, 2)).softmax(-1) @ m.v(x)
 
 
 def windows(x: Tensor) -> Tensor:
@@ -383,7 +478,7 @@ def maps(*channels: int) -> Tensor:
     return torch.randn(SAMPLES, *(channels or (12,)), 8, 10)
 
 
-QKV = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH)}
+QKV = {**QK, "v": (WIDTH, WIDTH)}
 FC = {"fc": (WIDTH, 5)}
 HEALTHY: dict[str, Any] = {
     "attention": attention,
@@ -515,6 +610,28 @@ HEALTHY: dict[str, Any] = {
     "positions, time first, pooled": lambda: net(
         lambda m, x: m.head(m.rnn(with_table(x, m.table))[0].mean(0)),
         rnn=nn.GRU(WIDTH, 5), table=table(), head=(5, 3),
+    ),
+    "time first, an answer a step": lambda: net(
+        lambda m, x: m.fc(m.a(m.rnn(x)[0])),
+        rnn=nn.LSTM(WIDTH, WIDTH), a=nn.TransformerEncoderLayer(WIDTH, HEADS, 9), **FC,
+    ),
+    "turned for layers that take time first": lambda: net(
+        lambda m, x: m.fc(m.rnn(x.transpose(0, 1))[0][-1]), rnn=nn.LSTM(WIDTH, WIDTH), **FC
+    ),
+    "a sequence of samples, of one step each": lambda: net(
+        lambda m, x: m.fc(m.a(x, x, x)[0].flatten(1)), torch.randn(SAMPLES, 1, WIDTH),
+        a=torch_attention(False), **FC,
+    ),
+    "a mask in the order of samples": lambda: joined_heads(
+        lambda hidden: hidden.repeat_interleave(HEADS, 0)
+    ),
+    "padding hidden": lambda: embedded(
+        lambda m, h, pad: m.a(h, h, h, key_padding_mask=pad)[0], a=torch_attention()
+    ),
+    "attention to the first word alone": lambda: embedded(
+        lambda m, h, pad: (h @ h.mT).masked_fill(
+            (torch.arange(STEPS) > 0).expand(SAMPLES, 1, STEPS), -1e9
+        ).softmax(-1) @ h
     ),
     "noise for each sample": lambda: net(
         lambda m, x: m.a(x + torch.randn(SAMPLES, 1, WIDTH)), a=Attention()

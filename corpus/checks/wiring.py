@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from corpus.checks.wirings import (
@@ -38,7 +39,6 @@ from corpus.checks.wirings import (
     both_states_carried,
     both_towers_on_one,
     cell_state_dropped,
-    choice_of_one,
     chosen_from_one,
     chosen_from_two,
     coded,
@@ -60,6 +60,8 @@ from corpus.checks.wirings import (
     first_of_both_twice,
     gate_not_applied,
     gated,
+    gated_half,
+    halved,
     ids,
     ignores_others,
     in_a_row,
@@ -97,6 +99,7 @@ from corpus.checks.wirings import (
     repeated,
     rotary,
     routed_by_sample,
+    same_layers,
     same_position,
     scaled,
     sentences,
@@ -105,6 +108,9 @@ from corpus.checks.wirings import (
     skipped,
     state_not_carried,
     steps_by_themselves,
+    stored,
+    stored_in_vain,
+    streamed,
     t5,
     table,
     told_by_list,
@@ -119,7 +125,9 @@ from corpus.checks.wirings import (
     with_a_kept_sum,
     with_boxes,
     with_context,
+    with_memory,
     with_types,
+    written_to_a_copy,
 )
 
 CHECK = "wiring"
@@ -139,6 +147,21 @@ def shaped(act: nn.Module) -> nn.Module:
 FAULTS: dict[str, Case] = {
     "an activation that is dropped": (
         lambda: (shaped(nn.GELU()), (features(),)), "warn", "act", "is dropped", "model.act(h)"
+    ),
+    "an activation of a mask's copy": (
+        lambda: (Model(written_to_a_copy, fc=nn.Linear(WIDTH, WIDTH)), (features(),)),
+        "warn", "", "h[h > 0].clamp_(max=1)",
+    ),
+    "a state that is written and forgotten": (
+        lambda: (Model(stored_in_vain, fc=nn.Linear(WIDTH, WIDTH)), (features(),)),
+        "warn", "", "kept[:, 0] = h[:, 0]",
+    ),
+    "a memory that is no buffer": (
+        lambda: (with_memory(), (features(),)), "note", "", "model.memory[0] ="
+    ),
+    "half of a projection that is dropped": (
+        lambda: (Model(halved, up=nn.Linear(WIDTH, 2 * WIDTH)), (features(),)),
+        "warn", "", "piece 1 of 2",
     ),
     "the first block for all": (
         lambda: (Model(first_block_for_all, blocks=blocks(*[""] * 4)), (ids(),)),
@@ -185,16 +208,6 @@ FAULTS: dict[str, Case] = {
         lambda: (Model(same_position, position=position_table()), (ids(),)),
         "fail", "position", "torch.zeros(",
     ),
-    "other ids that are not given": (
-        lambda: (
-            Model(
-                other_ids_not_given,
-                shape=position_table(), join=nn.Linear(2 * WIDTH, WIDTH), position=position_table(),
-            ),
-            (ids(),),
-        ),
-        "warn", "shape", "torch.zeros(",
-    ),
     "all positions three": (
         lambda: (Model(position_of_one_row, position=position_table()), (ids(),)),
         "fail", "position", "torch.full(",
@@ -205,6 +218,13 @@ FAULTS: dict[str, Case] = {
     ),
     "a mask that nothing reads": (
         lambda: (Model(ignores_others, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
+        "warn", "", "'input 1'",
+    ),
+    "a mask that queries and keys of one input ignore": (
+        lambda: (
+            Model(lambda m, x, _: m.q(x) * m.k(F.relu(x)) * m.v(x), **projections("q", "k", "v")),
+            (features(), mask()),
+        ),
         "warn", "", "'input 1'",
     ),
     "a mask that the blocks ignore": (
@@ -283,6 +303,24 @@ FAULTS: dict[str, Case] = {
         lambda: (Model(early_exit, blocks=blocks(*[""] * 3)), (ids(),)),
         "warn", "blocks.2", "never called",
     ),
+    "a layer that is left out": (
+        lambda: (Model(dropped_layer, blocks=blocks(*[""] * 5)), (ids(),)),
+        "warn", "blocks.2", "never called",
+    ),
+    "one expert for all samples, one by one": (
+        lambda: (Model(routed_by_sample, experts=linears(SAMPLES)), (ids(),)),
+        "warn", "experts.1", "never called",
+    ),
+    "heads of the same layers": (
+        lambda: (
+            Model(
+                two_heads_on_a_trunk,
+                **{name: nn.Sequential(*one) for name, one in same_layers("actor", "critic")},
+            ),
+            (features(),),
+        ),
+        "warn", "actor.0", "which are the same",
+    ),
     "one block times four": (
         lambda: (Model(in_a_row, blocks=nn.ModuleList([Block()] * 4)), (ids(),)),
         "warn", "blocks.0", "stands 4 times in 'blocks'",
@@ -313,16 +351,6 @@ FAULTS: dict[str, Case] = {
         ),
         "warn", "blocks.0", "return x + (self.branch(x)",
     ),
-    "an activation that writes over the skip": (
-        lambda: (
-            Model(
-                after_a_layer,
-                fc=nn.Linear(WIDTH, WIDTH), blocks=nn.ModuleList([Skipping(True, inside=False)]),
-            ),
-            (features(),),
-        ),
-        "warn", "blocks.0", "written over",
-    ),
     "a choice between a value and the same": (
         lambda: (Model(chosen_from_one, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
         "warn", "", "torch.where(hidden[..., None], h, h)",
@@ -333,6 +361,18 @@ FAULTS: dict[str, Case] = {
 # ---- designs that look alike --------------------------------------------------------------------
 
 HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    "what is written is read": lambda: (
+        Model(stored, fc=nn.Linear(WIDTH, WIDTH)), (features(),)
+    ),
+    "a memory that is a buffer": lambda: (with_memory(buffer=True), (features(),)),
+    "a gated half": lambda: (Model(gated_half, up=nn.Linear(WIDTH, 2 * WIDTH)), (features(),)),
+    "the last of several results": lambda: (
+        Model(streamed, fc=nn.Linear(WIDTH, WIDTH)), (features(),)
+    ),
+    "activated in place, then added": lambda: (
+        Model(lambda m, x: (h := F.relu_(m.fc(x))) + m.out(h), **projections("fc", "out")),
+        (features(),),
+    ),
     "GPT": lambda: (Model(in_a_row, blocks=blocks(*[""] * 5, causal=True)), (ids(),)),
     "BERT with a mask": lambda: (Model(in_a_row, blocks=blocks(*[""] * 5)), (ids(), mask())),
     "ALBERT and universal transformers share a block": lambda: (
@@ -341,19 +381,26 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "idle experts": lambda: (
         Model(mixture, experts=linears(), router=nn.Linear(WIDTH, 4)), (features(),)
     ),
-    "an expert for all samples, one by one": lambda: (
-        Model(routed_by_sample, experts=linears(SAMPLES)), (features(),)
-    ),
-    "an expert for all embedded samples": lambda: (
-        Model(routed_by_sample, experts=linears(SAMPLES)), (ids(),)
-    ),
     "an activation in place": lambda: (shaped(nn.ReLU(inplace=True)), (features(),)),
-    "LayerDrop": lambda: (Model(dropped_layer, blocks=blocks(*[""] * 5)), (ids(),)),
     "one layer norm for three blocks": lambda: (
         Model(in_a_row, blocks=shared_norm(lambda: nn.LayerNorm(LENGTH))), (features(),)
     ),
     "two heads on one trunk": lambda: (
         Model(two_heads_on_a_trunk, **trunk_and_heads()), (features(),)
+    ),
+    "a list of what a row calls": lambda: (
+        Model(
+            lambda m, x: m.actor(x),
+            **{name: nn.Sequential(*one) for name, one in same_layers("actor", "kept")},
+        ),
+        (features(),),
+    ),
+    "other ids that are not given": lambda: (
+        Model(
+            other_ids_not_given,
+            shape=position_table(), join=nn.Linear(2 * WIDTH, WIDTH), position=position_table(),
+        ),
+        (ids(),),
     ),
     "a list that two modules hold": lambda: (
         Model(both_lists, encoder=(one := blocks("", "")), decoder=one), (ids(),)
@@ -531,8 +578,5 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     ),
     "rotary angles": lambda: (Model(rotary, fc=nn.Linear(WIDTH, WIDTH)), (ids(),)),
     "attention": lambda: (Model(attends, **projections("q", "k", "v", "out")), (ids(),)),
-    "an expert that nobody chose": lambda: (
-        Model(choice_of_one, experts=linears(4), router=nn.Linear(WIDTH, 4)), (ids(),)
-    ),
     "a head for each task": lambda: (TwoTasks(fault=False), (features(),)),
 }  # fmt: skip

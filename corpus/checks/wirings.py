@@ -385,11 +385,6 @@ def last_left_out(model: Any, x: Tensor) -> Tensor:
     return x
 
 
-def choice_of_one(model: Any, x: Tensor) -> Tensor:
-    weights = model.router(x).softmax(-1)
-    return sum(weights[..., i : i + 1] * model.experts[i](x) for i in range(3))
-
-
 class TwoTasks(nn.Module):
     """Returns what two heads make, or one under two names."""
 
@@ -457,6 +452,12 @@ def trunk_and_heads() -> dict[str, nn.Module]:
     """Return two heads in a row after the same layers."""
     trunk = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
     return {name: nn.Sequential(*trunk, nn.Linear(WIDTH, WIDTH)) for name in ("actor", "critic")}
+
+
+def same_layers(*names: str) -> list[tuple[str, list[nn.Module]]]:
+    """Return the same layers for each name."""
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
+    return [(name, layers) for name in names]
 
 
 class Normed(nn.Module):
@@ -797,3 +798,57 @@ def online_and_target() -> Model:
     model = Model(views, online=online, target=frozen(online))
     model.use_target = False
     return model
+
+
+def written_to_a_copy(model: Any, x: Tensor) -> Tensor:
+    h = model.fc(x)
+    h[h > 0].clamp_(max=1)
+    return h
+
+
+def stored_in_vain(model: Any, x: Tensor) -> Tensor:
+    h = model.fc(x)
+    kept = torch.zeros_like(h)
+    kept[:, 0] = h[:, 0]
+    return h
+
+
+def stored(model: Any, x: Tensor) -> Tensor:
+    h = model.fc(x)
+    kept = torch.zeros_like(h)
+    for step in range(x.shape[1]):
+        kept[:, step] = h[:, : step + 1].mean(1)
+    model.kept = h.detach().clone()
+    model.kept[:, 0] = 0
+    return kept
+
+
+def remembered(model: Any, x: Tensor) -> Tensor:
+    h = model.fc(x + model.memory)
+    model.memory[0] = h.detach()[0, 0]
+    return h
+
+
+def with_memory(buffer: bool = False) -> nn.Module:
+    """Return a model that writes to a memory, which may be a buffer."""
+    model = Model(remembered, fc=nn.Linear(WIDTH, WIDTH))
+    if buffer:
+        model.register_buffer("memory", torch.zeros(1, WIDTH))
+    else:
+        model.memory = torch.zeros(1, WIDTH)
+    return model
+
+
+def halved(model: Any, x: Tensor) -> Tensor:
+    return model.up(x).chunk(2, -1)[0]
+
+
+def gated_half(model: Any, x: Tensor) -> Tensor:
+    h, gate = model.up(x).chunk(2, -1)
+    return h * gate.sigmoid()
+
+
+def streamed(model: Any, x: Tensor) -> Tensor:
+    for step in x.unbind(1):
+        h = F.gelu(model.fc(step))
+    return h

@@ -7,36 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import pairwise
+from typing import Literal
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, linear_maps
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.report.flow import Vertex
+from pytest_modelhealth.report.flow import Call, Vertex
 from pytest_modelhealth.settings import Severity
 
 WIRING = CHECKS["wiring"]
-Faults = Iterator[tuple[int, str, str, Severity]]
+Grade = Literal[Severity, "note"]
+Faults = Iterator[tuple[int, str, str, Grade]]
 """Vertices, what is wrong there, the likely cause, and the grade."""
 
 
-def findings(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield what is done along a wrong axis: a rule says a line of code once."""
-    run = _Run(observation, flow)
-    for rule in _RULES:
-        lines: dict[str, tuple[str, str, Severity, dict[str, None]]] = {}
-        for number, what, cause, severity in rule(run):
-            line = run.vertices[number].line
-            story = lines.setdefault(line or what, (f"{what}{at(line)}", cause, severity, {}))
-            story[-1][run.layer_of(number)] = None
-        for message, cause, severity, layers in lines.values():
-            first, *others = layers
-            told = {"cause": cause, "affected": others, "severity": severity}
-            yield WIRING.fault(run.layers[first], message, value=float(len(layers)), **told)
-
-
-class _Run:
+class Run:
     """A flow, and what the rules ask of it."""
 
     def __init__(self, observation: Observation, flow: Flow) -> None:
@@ -44,8 +32,23 @@ class _Run:
         self.takers, made = flow.ways(), [*enumerate(self.vertices)]
         self.given = flow.after(*(n for n, v in made if v.kind == "input"))  # and all made of it
         self.variable = flow.after(*(n for n, v in made if v.kind == "parameter")) | self.given
+        given = observation.given[0].shape if observation.given else ()
+        self.samples = observation.samples // max(observation.batches, 1)
+        self.steps, self.first = given[1] if len(given) > 1 else 0, given
         # the calls of a softmax, by the number that facts have of each
         self.softmaxes = {v.facts["made"]: n for n, v in made if "made" in v.facts}
+
+    def findings(self, rule: Callable[[Run], Faults]) -> Iterator[Finding]:
+        """Yield what a rule says, a line of code once."""
+        lines: dict[str, tuple[str, str, Grade, dict[str, None]]] = {}
+        for number, what, cause, severity in rule(self):
+            line = self.vertices[number].line
+            story = lines.setdefault(line or what, (f"{what}{at(line)}", cause, severity, {}))
+            story[-1][self.layer_of(number)] = None
+        for message, cause, severity, layers in lines.values():
+            first, *others = layers
+            told = {"cause": cause, "affected": others, "severity": severity}
+            yield WIRING.fault(self.layers[first], message, value=float(len(layers)), **told)
 
     def having(self, *facts: str) -> Iterator[tuple[int, Vertex]]:
         """Yield the vertices of which one of these was read."""
@@ -70,6 +73,41 @@ class _Run:
                 met += [o for o in self.vertices[one].operands if o not in met]
         return met
 
+    @cached_property
+    def along(self) -> set[int]:
+        """The sizes along which something attends or recurs."""
+        scores = (v.facts["sizes"][0] for _, v in self.having("made"))
+        along = {sizes[-1] for sizes in scores if sizes[-2:-1] == sizes[-1:]}
+        layers = ((sizes, record.options["batch_first"]) for _, record, sizes in self.sequences())
+        return along | {sizes[1 if is_first else 0] for sizes, is_first in layers}
+
+    def views(self, number: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the sizes before and after each change of layout that a vertex comes from."""
+        made = (self.vertices[n] for n in self.flow.as_it_is(number))
+        return [v.facts["sizes"] for v in made if v.has("whole") and "sizes" in v.facts]
+
+    def sequences(self) -> Iterator[tuple[Call, LayerRecord, tuple[int, ...]]]:
+        """Yield the calls of torch's layers that take steps or samples first, and the sizes."""
+        for call in self.flow.graph.calls:
+            record = self.layers.get(call.layer)
+            sizes = () if record is None or record.inputs is None else record.inputs.shape
+            if record and len(sizes) == 3 and call.outputs and "batch_first" in record.options:
+                yield call, record, sizes
+
+    def are_apart(self, number: int, steps: int) -> bool:
+        """Whether samples lie in the axis of their size alone, and so many steps in another.
+
+        That they are samples is told by the output, by what attends or by positions of the steps.
+        """
+        views = (self.vertices[n] for n in self.flow.walk([number], back=True))
+        sizes = [one for v in views if v.has("whole") for one in v.facts.get("sizes", ())]
+        out, samples = self.layers[""].activations, self.samples
+        tables = ((*v.facts["table"][:2], v.facts["along"]) for _, v in self.having("table"))
+        is_told = steps in self.along or (samples, steps, 1) in tables
+        is_told |= out is not None and out.shape[:1] == (samples,) and steps not in out.shape
+        is_single = all(one.count(samples) < 2 for one in (self.first, *sizes))
+        return is_told and is_single and number in self.given
+
     def is_scaled(self, number: int, width: int) -> bool:
         """Whether a vertex, in any layout, is something divided by the root of a width."""
         vertex = self.vertices[self.flow.as_it_is(number)[-1]]
@@ -78,7 +116,7 @@ class _Run:
         return is_factor and math.isclose(vertex.facts.get("number", 0.0), root, rel_tol=1e-4)
 
 
-def _reshaped(run: _Run) -> Faults:
+def _reshaped(run: Run) -> Faults:
     """Yield views that cut one axis and join its parts to others, in place of a transposition."""
     vertices, takers = run.vertices, run.takers
     for number, vertex in run.having("sizes"):
@@ -115,8 +153,6 @@ def cuts_across(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 def _is_across(old: list[int], new: list[int]) -> bool:
     ends = [[math.prod(sizes[: n + 1]) for n in range(len(sizes))] for sizes in (old, new)]
     points = sorted({1, *ends[0], *ends[1]})
-    if set(old).isdisjoint(new):  # no size is found again, as where one makes chunks of chunks
-        return False
     if any(high % low for low, high in pairwise(points)):
         return True
     # which old and which new axis each piece between two points is of
@@ -133,7 +169,7 @@ _KEYS = "`softmax(dim=...)` runs over queries, heads or samples in place of what
 _LATE = "masked before the softmax they would sum to one"
 
 
-def _other_axis(run: _Run) -> Faults:
+def _other_axis(run: Run) -> Faults:
     """Yield products that add up weights along an axis on which they do not sum to one."""
     for number, vertex in run.having("softmax"):
         softmax = run.softmaxes.get(vertex.facts["softmax"])
@@ -178,32 +214,29 @@ def _of_product(vertex: Vertex) -> str:
     return f"weights sum to {sums[0]:.3g} to {sums[1]:.3g} in a product" if is_off else ""
 
 
-_LEAST_WEIGHT, _HIDES = 1e-3, -1e3
+_LEAST_WEIGHT = 1e-3
 _BOOLEAN = "a score of -inf hides: `masked_fill(mask, float('-inf'))`, or a mask of booleans"
 
 
-def _unmasked(run: _Run) -> Faults:
+def _unmasked(run: Run) -> Faults:
     """Yield masks of scores that hide nothing, or everything, or that nothing takes."""
     for number, vertex in run.having("is_binary"):
         facts, (is_binary,) = vertex.facts, vertex.facts["is_binary"]
         how, fill = facts.get("mask", "plus"), facts.get("fill", 0.0)
         (kept,), (is_all,) = facts.get("kept", (0.0,)), facts.get("is_all_hidden", (False,))
-        if is_all:
-            what = "a mask hides every place of every row from the softmax"
+        if is_all or facts.get("keeps_padding") == (True,):
+            what = "every place of every row" if is_all else "all but the padding"
+            what = f"a mask hides {what} from the softmax"
             yield number, what, "inverted, or compared with the wrong id", "fail"
         elif is_binary and how == "plus":
             yield number, "a mask of 0 and 1 is added to scores: it hides nothing", _BOOLEAN, "warn"
-        elif is_binary and fill > _HIDES and not kept <= _LEAST_WEIGHT and not _is_own(run, vertex):
+        elif is_binary and not kept <= _LEAST_WEIGHT and not _is_own(run, vertex):
             does = f"fills scores with {fill:.3g}" if how == "fill" else "multiplies scores by 0"
             what = f"a mask {does}, and a softmax leaves {kept:.2g} to what it should hide"
             yield number, what, _BOOLEAN, "fail"
-    for number, vertex in run.having("unused") if run.flow.is_exact else ():
-        if vertex.function == "masked_fill":
-            what = "nothing takes the result of `masked_fill`"
-            yield number, what, "it returns a new tensor; `masked_fill_` writes in place", "warn"
 
 
-def _is_own(run: _Run, softmax: Vertex) -> bool:
+def _is_own(run: Run, softmax: Vertex) -> bool:
     """Whether what hides scores was drawn at random, or was computed of the scores themselves."""
     made = (run.vertices[n] for n in run.before(softmax.operands[0], *_SCORING))
     for scores, *masks in (v.operands for v in made if v.has("fill", "product") and v.operands):
@@ -213,7 +246,7 @@ def _is_own(run: _Run, softmax: Vertex) -> bool:
     return False
 
 
-def _nothing_to_normalise(run: _Run) -> Faults:
+def _nothing_to_normalise(run: Run) -> Faults:
     """Yield what normalises a single value. A sequence of one has one key: that is no fault."""
     for number, vertex in run.having("among"):
         if vertex.facts["among"] == 1 and number in run.given:
@@ -230,13 +263,13 @@ def _nothing_to_normalise(run: _Run) -> Faults:
             yield number, what, "a sigmoid or another dimension was meant", "fail"
 
 
-def _scaled_twice(run: _Run) -> Faults:
+def _scaled_twice(run: Run) -> Faults:
     """Yield attentions that scale by the root of a width what was scaled by it before."""
-    for number, vertex in run.having("width", "operands"):
+    for number, vertex in run.having("operands"):
         facts, product = vertex.facts, run.vertices[run.before(number, "view")[-1]]
-        width = facts.get("width") or facts["operands"][0][-1]
+        width = facts["operands"][0][-1]
         is_scaled = any(run.is_scaled(n, width) for n in run.takers[number])
-        if "width" in facts:
+        if "scale" in facts:
             is_scaled = facts["scale"] is None
         taken = product.operands[:2] if is_scaled else ()
         if run.given.issuperset(taken) and any(run.is_scaled(one, width) for one in taken):
@@ -247,7 +280,7 @@ def _scaled_twice(run: _Run) -> Faults:
 _KEEPS_PLACES = having("features") - having("normalization")
 
 
-def _mixed_places(run: _Run) -> Faults:
+def _mixed_places(run: Run) -> Faults:
     """Yield normalisations over places that the layer before kept apart."""
     for number, vertex in enumerate(run.vertices):
         record = run.record(number)
@@ -268,25 +301,82 @@ def _mixed_places(run: _Run) -> Faults:
             yield number, what, "the last dimension was meant, or a transposition before", "warn"
 
 
-def _positions_by_sample(run: _Run) -> Faults:
+def _positions_by_sample(run: Run) -> Faults:
     """Yield tables whose rows are added to samples, where steps lie in the dimension after."""
-    out = run.layers[""].activations
     for number, vertex in run.having("table"):
         sizes, (is_varied,) = vertex.facts["table"], vertex.facts["is_varied"]
         is_counted = any(_is_counted(run, one) for one in vertex.operands)
-        if not (is_varied and is_counted) or sizes[0] == sizes[1]:
-            continue
-        after = run.flow.after(number)
-        over = (run.vertices[n].facts for n in run.softmaxes.values() if n in after)
-        records = (run.layers[name] for name in run.flow.names_of(after) if name in run.layers)
-        is_second = any(one["sizes"][0][one["dims"][0]] == sizes[1] for one in over)
-        is_second |= any(record.options.get("batch_first") is True for record in records)
-        if is_second or (out is not None and out.shape[:1] == sizes[:1] and len(out.shape) == 2):
+        is_first = vertex.facts["along"] == 0 and sizes[0] == run.samples != sizes[1]
+        if is_varied and is_counted and is_first and run.are_apart(number, sizes[1]):
             what = f"a table is added row by row to the samples of {sizes}"
             yield number, what, "its rows are positions: here dimension 1 has the steps", "fail"
 
 
-def _is_counted(run: _Run, table: int) -> bool:
+def _over_samples(run: Run) -> Faults:
+    """Yield what attends or recurs along the samples, where each has steps of its own.
+
+    One that attends along the steps elsewhere may compare samples on purpose.
+    """
+    samples, met = run.samples, list[tuple[int, int, str]]()
+    for number, vertex in run.having("made", "scale"):
+        (sizes,) = vertex.facts.get("operands") or vertex.facts["sizes"]
+        is_square = "scale" in vertex.facts or sizes[-1] == samples
+        if is_square and sizes[-2:-1] == (samples,) and run.steps in sizes[:-2]:
+            met.append((number, run.steps, ""))
+    for call, record, sizes in run.sequences():
+        if sizes[0] == samples and record.options["batch_first"] is False:
+            met.append((call.outputs[0], sizes[1], record.type_name))
+    for number, steps, layer in met:
+        if samples == 1 or steps in (1, samples) or not run.are_apart(number, steps):
+            continue
+        is_sure = bool(layer) and (layer != "MultiheadAttention" or steps not in run.along)
+        does = "attends" if layer in ("", "MultiheadAttention") else "recurs"
+        what = f"it {does} along the {samples} samples of the batch, not along their {steps} steps"
+        cause = "`batch_first=True`, or a transposition, was meant"
+        yield number, what, cause, "fail" if is_sure else "warn"
+
+
+def _among_heads(run: Run) -> Faults:
+    """Yield attentions of each place's heads to one another: no transposition came before."""
+    for number, vertex in run.having("made", "scale"):
+        (sizes,) = vertex.facts.get("operands") or vertex.facts["sizes"]
+        made = [number] if "scale" in vertex.facts else run.before(vertex.operands[0], *_SCORING)
+        for product in (n for n in made if n == number or run.vertices[n].has("matrix")):
+            for old, new in run.views(run.vertices[product].operands[0])[:1]:
+                is_split = len(new) == 4 and old == (*new[:2], new[2] * new[3])
+                attended = new if product == number else (*new[:3], *new[2:3])
+                if is_split and sizes == attended and 1 < new[2] != new[1] > 1:
+                    what = f"the {new[2]} heads of each place of {new} attend to one another"
+                    cause = "`transpose(1, 2)` of queries, keys and values was left out"
+                    yield number, what, cause, "warn"
+
+
+def _repeated_masks(run: Run) -> Faults:
+    """Yield masks repeated for each head in another order than that of samples and heads."""
+    met: list[tuple[tuple[int, ...], list[int]]] = []  # samples and heads in order, what is taken
+    for call, record, sizes in run.sequences():
+        if isinstance(heads := record.options.get("num_heads"), int):
+            samples = sizes[0 if record.options["batch_first"] is True else 1]
+            met.append(((samples, heads), [*call.inputs]))
+    for softmax in run.softmaxes.values():
+        made = run.before(run.vertices[softmax].operands[0], *_SCORING)
+        products = (v.operands for n in made if (v := run.vertices[n]).has("matrix"))
+        laid_out = (view for taken in products for o in taken for view in run.views(o))
+        orders = [old[:2] for old, new in laid_out if new[:1] == (math.prod(old[:2]),)]
+        met += [(orders[0], made)] if orders else []
+    for (slow, fast), taken in met:
+        masks = (o for o in taken if o in run.given)
+        for one in (n for o in masks for n in run.before(o, "view", "comparison")):
+            name, views = run.vertices[one].name, run.vertices[one].facts.get("sizes", ())
+            repeated = {"repeat": slow, "repeat_interleave": fast}.get(name)
+            is_mixed = [axes[0] for axes in views] == [repeated, slow * fast]
+            if slow != fast and is_mixed:
+                what = f"`{name}` repeats a mask in another order than that of {slow} by {fast} "
+                what += "samples and heads, which get those of one another"
+                yield one, what, "samples come first: `repeat_interleave(heads, 0)`", "fail"
+
+
+def _is_counted(run: Run, table: int) -> bool:
     """Whether rows of a table of the model's own were taken by their number."""
     met = run.flow.walk([table], back=True)
     sources = [run.vertices[n] for n in met if not run.vertices[n].operands]
@@ -295,5 +385,6 @@ def _is_counted(run: _Run, table: int) -> bool:
     )
 
 
-_RULES: list[Callable[[_Run], Faults]] = [_reshaped, _other_axis, _unmasked, _nothing_to_normalise]
-_RULES += [_scaled_twice, _mixed_places, _positions_by_sample]
+RULES: list[Callable[[Run], Faults]] = [_reshaped, _other_axis, _unmasked, _nothing_to_normalise]
+RULES += [_scaled_twice, _mixed_places, _positions_by_sample, _over_samples, _among_heads]
+RULES += [_repeated_masks]

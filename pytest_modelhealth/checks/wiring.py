@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
 
-from pytest_modelhealth.checks import axes
+from pytest_modelhealth.checks import axes, taken
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, members, trainable
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.report.flow import Call, Vertex
+from pytest_modelhealth.report.flow import Call
 from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import ancestors, parent
-from pytest_modelhealth.statistics import TensorStatistics
 
 WIRING = CHECKS["wiring"]
 _SHOWN = 3
@@ -37,11 +35,10 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     yield from lost_states(observation, flow)
     if flow.is_exact:
         yield from _unread(observation, flow, modules)
-        yield from _doubled(observation, flow)
-        yield from _overwritten(observation, flow)
-        yield from _dropped(observation, flow)
         yield from _odd_blocks(observation, flow, modules)
-    yield from axes.findings(observation, flow)
+    run = axes.Run(observation, flow)
+    for rule in (*axes.RULES, taken.remembered, *(taken.RULES if flow.is_exact else ())):
+        yield from run.findings(rule)
 
 
 # ---- layers that never run ----------------------------------------------------------------------
@@ -95,10 +92,9 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
         if not record.functional:
             groups[parent(record.name), modules.form(record.name)].append(record.name)
     for (holder, _), names in groups.items():
-        called = [name for name in names if name in flow]
         never = [name for name in names if not modules.ran(name)]
         callers: dict[int, list[Call]] = defaultdict(list)
-        for call in (call for name in called for call in flow.calls(name)):
+        for call in (call for name in names if name in flow for call in flow.calls(name)):
             callers[call.parent].append(call)
         counts = {len(calls) for calls in callers.values()}
         if not never or counts != {len(names)} or not modules.trainable(never[0]):
@@ -106,19 +102,8 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
         calls = callers[min(callers)]
         layer, times = Counter(call.layer for call in calls).most_common(1)[0]
         again = [call for call in calls if call.layer == layer]
-        around = observation.layers[holder]
-        is_loop = times > 2 and len({call.line for call in again}) == 1
-        after = flow.after(*again[0].outputs)
-        if all(not after.isdisjoint(call.inputs) for call in again[1:]):
-            is_loop &= around.type_name != "ModuleDict"  # what is chosen by name in each block
-        else:
-            origins = [flow.origins(*call.inputs) for call in again]
-            is_loop &= origins[0] not in origins[1:]  # experts are given parts of one tensor
-        is_same = len({call.inputs for call in again}) == 1 and all(
-            vertex.live or vertex.kind == "input"  # parts of what has no graph look alike
-            for vertex in (flow.graph.vertices[number] for number in again[0].inputs)
-        )
-        if around.type_name not in having("container") or is_loop or is_same:
+        kind = observation.layers[holder].type_name
+        if kind not in having("container") or _is_asked_for_all(flow, again, kind):
             stories.setdefault(again[1].line, []).append((layer, times, never))
     for line, ((layer, times, never), *others) in stories.items():
         more = f" ({len(others)} more like it)" if others else ""
@@ -133,13 +118,26 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
         )
 
 
+def _is_asked_for_all(flow: Flow, again: list[Call], kind: str) -> bool:
+    """Whether calls of one member of a list are all of a loop, or of the same values."""
+    after, vertices = flow.after(*again[0].outputs), flow.graph.vertices
+    origins = [flow.origins(*call.inputs) for call in again]
+    is_row = all(not after.isdisjoint(call.inputs) for call in again[1:])
+    # what is chosen by name in each block; experts that are given parts of one tensor
+    is_loop = kind != "ModuleDict" if is_row else origins[0] not in origins[1:]
+    is_loop &= len(again) > 2 and len({call.line for call in again}) == 1
+    given = [vertices[number] for number in again[0].inputs]  # parts without a graph look alike
+    is_one = len({call.inputs for call in again}) == 1
+    return is_loop or (is_one and all(v.live or v.kind == "input" for v in given))
+
+
 def _never_called(
     observation: Observation, flow: Flow, modules: _Modules, known: set[str]
 ) -> Iterator[Finding]:
     """Yield the outermost modules that never run, and whose parameters nothing reads.
 
-    A list chooses its members, but where they run in a row and the last do not; where the flow
-    shows a choice, what lies in them may be chosen too.
+    What a dictionary of modules holds is chosen by name; where the flow shows a choice, so is what
+    a list holds, and what lies in it.
     """
     is_routed = any(v.has("route") or v.function == "item" for v in flow.graph.vertices)
     told, passed, records = dict[str, int](), set(known), observation.layers.values()
@@ -149,11 +147,11 @@ def _never_called(
         if record.status != "not_called" or not name or modules.ran(name):
             continue
         is_inside = not passed.isdisjoint((name, *ancestors(name)))
-        is_chosen = observation.layers[parent(name)].type_name in having("container")
-        is_chosen &= is_routed or not _is_cut_short(name, observation, flow, modules)
-        is_chosen |= is_routed and any(members(name, observation.layers))
-        count = modules.trainable(name)
-        if count and not is_inside and not is_chosen:
+        kind, count = observation.layers[parent(name)].type_name, modules.trainable(name)
+        is_chosen = is_routed and (
+            kind in having("container") or any(members(name, observation.layers))
+        )
+        if count and not is_inside and not is_chosen and kind != "ModuleDict":
             told[name] = count
         passed.add(name)
     if told:
@@ -170,22 +168,6 @@ def _never_called(
         )
 
 
-def _is_cut_short(name: str, observation: Observation, flow: Flow, modules: _Modules) -> bool:
-    """Whether the members of a list before this one run in a row, each once, and none after."""
-    alike = next((own for own, _ in reversed([*members(name, observation.layers)])), [])
-    if name not in alike or len({modules.form(member) for member in alike}) > 1:
-        return False
-    place = alike.index(name)
-    ran = [flow.calls(member) if member in flow else () for member in alike]
-    row = list(pairwise(calls[0] for calls in ran if len(calls) == 1))
-    return (
-        not any(ran[place:])
-        and len(row) + 1 == sum(map(bool, ran)) == sum(map(bool, ran[:place]))
-        and bool(row)
-        and all(not flow.after(*one.outputs).isdisjoint(then.inputs) for one, then in row)
-    )
-
-
 # ---- one module in several places ---------------------------------------------------------------
 
 
@@ -198,16 +180,18 @@ def _shared(observation: Observation, flow: Flow, modules: _Modules) -> Iterator
     layers = observation.layers
     own = {name: record for record in layers.values() for name in (record.name, *record.aliases)}
     stories: dict[tuple[str, str], list[LayerRecord]] = defaultdict(list)
+    held: dict[str, set[str]] = defaultdict(set)
+    for name, record in own.items():
+        held[own[parent(name)].name].add(record.name)
     for record in layers.values():
         if not record.aliases or record.name not in flow or not modules.trainable(record.name):
             continue
         # a list that is shared itself has each member once
         homes = Counter(own[parent(name)].name for name in _places(record, own))
         lists = [home for home in homes if layers[home].type_name in having("container")]
-        given = {
-            tuple(flow.first_alike[number] for number in call.inputs)
-            for call in flow.calls(record.name)
-        }
+        calls = flow.calls(record.name)
+        given = {tuple(flow.first_alike[number] for number in call.inputs) for call in calls}
+        is_whole = len(calls) > 1 < len(lists) and held[lists[0]] == held[lists[1]]
         is_counted = "running_mean" in record.buffers and record.options.get("training") is True
         if repeated := [home for home in lists if homes[home] > 1]:
             message = f"it stands {homes[repeated[0]]} times in {repeated[0]!r}: one set of weights"
@@ -215,8 +199,9 @@ def _shared(observation: Observation, flow: Flow, modules: _Modules) -> Iterator
         elif len(given) > 1 and is_counted:
             message = f"one batch normalisation stands in {_listed([*homes])}, on different inputs"
             cause = "its running statistics mix those of all of them: give each its own"
-        elif len(given) > 1 and len(lists) > 1:
-            message = f"it stands in {_listed(lists)}, which are given different inputs"
+        elif is_whole or (len(given) > 1 and len(lists) > 1):
+            message = f"it stands in {_listed(lists)}, which "
+            message += "are the same" if len(given) == 1 else "are given different inputs"
             cause = "lists made of the same objects share their weights: make each anew, or tie "
             cause += "them knowingly"
         else:
@@ -240,40 +225,37 @@ _FEWEST_BLOCKS = 4
 
 def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
     """Yield blocks in the middle of a list that run other operations or layers than all others."""
-    done: set[str] = set()
-    for name in dict.fromkeys(call.layer for call in flow.graph.calls):
-        if name in done or not name.rpartition(".")[2].isdigit():
-            continue
-        *_, (alike, _) = members(name, observation.layers)
-        done.update(alike)
+    layers, names = observation.layers, dict.fromkeys(call.layer for call in flow.graph.calls)
+    numbered = (name for name in names if name.rpartition(".")[2].isdigit())
+    for alike in dict.fromkeys(tuple([*members(name, layers)][-1][0]) for name in numbered):
         ran = [flow.calls(name) if name in flow else () for name in alike]
         if len(alike) < _FEWEST_BLOCKS or {len(c) for c in ran} != {1}:
             continue
-        kinds = {(modules.form(name), *_sizes(observation.layers[name])) for name in alike}
-        if len(kinds) > 1 or any(set(one.outputs) <= set(one.inputs) for (one,) in ran):
+        sizes = [
+            tuple(None if seen is None else seen.shape for seen in (own.inputs, own.activations))
+            for own in map(layers.__getitem__, alike)
+        ]
+        if len({*zip(map(modules.form, alike), sizes, strict=True)}) > 1 or any(
+            set(one.outputs) <= set(one.inputs) for (one,) in ran
+        ):
             continue  # one that returns what it is given is skipped for a step
         made = [_made_in(name, flow) for name in alike]
-        (usual, times), *_ = Counter(frozenset(one.items()) for one in made).most_common()
-        odd = [n for n, one in enumerate(made) if one.items() != dict(usual).items()]
-        if times != len(alike) - 1 or odd[0] in (0, len(alike) - 1):
+        usual = next((one for one in made if made.count(one) == len(made) - 1), None)
+        place = next((n for n, one in enumerate(made) if one != usual), 0)
+        if usual is None or place in (0, len(made) - 1):
             continue
-        layer, here = alike[odd[0]], made[odd[0]]
-        lacks, more = Counter(dict(usual)) - here, here - Counter(dict(usual))
-        what = [f"lacks {', '.join(f'`{n}`' for n in lacks)}"] if lacks else []
-        what += [f"runs {', '.join(f'`{n}`' for n in more)} besides"] if more else []
+        layer, lacks, more = alike[place], usual - made[place], made[place] - usual
+        what = [f"lacks {', '.join(f'`{n}`' for n in sorted(lacks))}"] if lacks else []
+        what += [f"runs {', '.join(f'`{n}`' for n in sorted(more))} besides"] if more else []
         yield WIRING.fault(
             observation.layers[layer],
-            f"it {' and '.join(what)}{at(flow.line(layer))}, unlike its {times} siblings",
-            value=float(times),
+            f"it {' and '.join(what)}{at(flow.line(layer))}, unlike its siblings",
+            value=float(len(made)),
             cause="a residual, a norm or a mask left out by a condition or a copied line; or meant "
             "so: nothing that was seen tells",
             independent=True,
             severity="warn",
         )
-
-
-def _sizes(record: LayerRecord) -> list[tuple[int, ...] | None]:
-    return [None if seen is None else seen.shape for seen in (record.inputs, record.activations)]
 
 
 def _made_in(layer: str, flow: Flow) -> Counter[str]:
@@ -292,52 +274,32 @@ def _made_in(layer: str, flow: Flow) -> Counter[str]:
 def _one_row(observation: Observation, flow: Flow) -> Iterator[Finding]:
     """Yield the tables that are asked for one row by indices that the model itself made.
 
-    They are constants, where nothing else tells positions. Of ids that come of the batch `inputs`
-    tells.
+    They are constants, where no other table tells positions. Of ids that come of the batch
+    `inputs` tells.
     """
-    made: dict[str, list[Vertex]] = {}
+    vertices = flow.graph.vertices
+    if any(v.facts.get("is_varied") == (True,) and v.facts["along"] == 1 for v in vertices):
+        return
     for record in observation.layers.values():
         rows, given = record.options.get("num_embeddings"), record.inputs
-        if record.name not in flow or not isinstance(rows, int) or _differs(given):
+        if record.name not in flow or not isinstance(rows, int) or given is None:
             continue
         numbers = flow.origins(*(n for call in flow.calls(record.name) for n in call.inputs))
-        sources = [flow.graph.vertices[number] for number in sorted(numbers)]
+        sources = [vertices[number] for number in sorted(numbers)]
         # indices for each sample are kinds of it, a table of fewer rows has kinds of tokens
-        shape = () if given is None or given.shape == (observation.samples,) else given.shape
+        is_long = given.shape != (observation.samples,) and rows >= (0, *given.shape)[-1] > 1
         is_constant = {one.kind for one in sources} <= {"constant", "buffer"}
-        if is_constant and shape and rows >= shape[-1] > 1:
-            made[record.name] = sources
-    # another table that no batch asks for several rows may be the one that tells positions
-    counts = any(
-        "num_embeddings" in r.options
-        and _differs(r.inputs)
-        and flow.feeding(r.name).isdisjoint(flow.inputs)
-        for r in (observation.layers.values() if made else ())
-    )
-    known = {*made, *(one.name for sources in made.values() for one in sources)}
-    for layer, (source, *_) in made.items():
-        following = [name for name in flow.consumers(layer) if name in flow]
-        beside = set(flow.producers(following[0])) - {layer} - known if following else ()
-        given = observation.layers[layer].inputs
-        # what it gives out may meet values, before the next layer, that no batch made
-        if given is None or any(
-            {name, *flow.feeding(name)}.isdisjoint(flow.inputs) for name in beside
-        ):
-            continue
-        yield WIRING.fault(
-            observation.layers[layer],
-            f"all {given.count} of its indices are {given.min:.0f}: they come from "
-            f"`{source.name}`{at(source.line)}, not from the batch",
-            value=given.min,
-            cause="positions that do not count, so that every token gets the same row: "
-            "torch.arange(length) counts",
-            role="inputs",
-            severity="fail" if source.kind == "constant" and not counts else "warn",
-        )
-
-
-def _differs(given: TensorStatistics | None) -> bool:
-    return given is not None and given.finite_count > 0 and given.min != given.max
+        if is_constant and is_long and given.finite_count > 0 and given.min == given.max:
+            yield WIRING.fault(
+                record,
+                f"all {given.count} of its indices are {given.min:.0f}: they come from "
+                f"`{sources[0].name}`{at(sources[0].line)}, not from the batch",
+                value=given.min,
+                cause="positions that do not count, so that every token gets the same row: "
+                "torch.arange(length) counts",
+                role="inputs",
+                severity="fail" if sources[0].kind == "constant" else "warn",
+            )
 
 
 # ---- inputs that nothing reads ------------------------------------------------------------------
@@ -347,56 +309,41 @@ _PURE = having("view", "integer", "comparison", "sum", "product", "quotient", "t
 
 
 def _unread(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
-    vertices, root = flow.graph.vertices, observation.layers[""]
+    """Yield inputs that nothing reads; what lies inside an object may be for others."""
+    vertices, graph = flow.graph.vertices, flow.graph
     given = [number for number, vertex in enumerate(vertices) if vertex.kind == "input"]
-    unread = [vertices[number].name for number in given if _is_ignored(flow, number)]
-    names = [name for name in unread if not name.endswith("]")]
-    where = "" if names else " inside an object"
-    names = names or _unread_inside(observation, flow)
-    if not names or not flow.graph.outputs:
+    unread = [n for n in given if not vertices[n].name.endswith("]") and _is_ignored(flow, n)]
+    if not unread or not graph.outputs:
         return
-    is_, it = ("are", "them") if len(names) > 1 else ("is", "it")
-    message = f"{_listed(names)} {is_} given{where} and nothing reads {it}"
-    towers = None if where else _towers_on_one(flow, modules)
-    record, severity = root, "fail"
-    if not where and len(unread) == len(given):
+    is_, it = ("are", "them") if len(unread) > 1 else ("is", "it")
+    message = f"{_listed([vertices[n].name for n in unread])} {is_} given and nothing reads {it}"
+    cause = "an argument that is not passed on, or that this model has no use for: leave it out"
+    record, severity, first = observation.layers[""], "warn", dict[object, str]()
+    if unread == given:
         message += ": the output is the same whatever the batch"
-        cause = "the model computes from its own tensors alone"
         # a generator draws what others are given
-        if any(vertices[n].has("draw") for n in flow.walk(flow.graph.outputs, back=True)):
-            severity = "warn"
-    elif towers is not None:
-        first, second, source = towers
-        again = "again" if first == second else f"as {first!r} is"
-        record = observation.layers[second]
-        message = f"it is given {source!r}{at(flow.calls(second)[-1].line)}, {again}, and {message}"
-        cause = "two towers are fed the same: a copied line with the wrong argument"
-    else:
-        severity = "warn"
-        cause = "an argument or key that is not passed on, that this model has no use for, or that "
-        cause += "only others read, as a loss or a metric: leave it out of the batch"
+        is_drawn = any(vertices[n].has("draw") for n in flow.walk(graph.outputs, back=True))
+        cause, severity = (
+            "the model computes from its own tensors alone",
+            "warn" if is_drawn else "fail",
+        )
+    for call in graph.calls:
+        inside = modules.get(call.layer, [])
+        if not {*call.inputs[:1]} & {*given} or not any(one.parameters for one in inside):
+            continue
+        form = modules.form(call.layer) if len(inside) > 1 else call.layer
+        key = (call.parent, form, call.inputs)
+        if (other := first.setdefault(key, call.layer)) and call is not flow.calls(other)[0]:
+            again = "again" if other == call.layer else f"as {other!r} is"
+            source = vertices[call.inputs[0]].name
+            message = f"it is given {source!r}{at(call.line)}, {again}, and {message}"
+            cause = "two towers are fed the same: a copied line with the wrong argument"
+            record, severity = observation.layers[call.layer], "fail"
+            break
     yield WIRING.fault(
-        record, message, value=float(len(names)), role="inputs", cause=cause, severity=severity,
-        independent=record is not root,
+        record, message, value=float(len(unread)), role="inputs", cause=cause, severity=severity,
+        independent=bool(record.name),
     )  # fmt: skip
-
-
-def _unread_inside(observation: Observation, flow: Flow) -> list[str]:
-    """Return numbers inside an object of the batch that nothing takes, labels and ids apart.
-
-    A dictionary may hold what only a loss reads; what a loss was given elsewhere is not told.
-    """
-    vertices = enumerate(flow.graph.vertices)
-    met = {vertex.name: number for number, vertex in vertices if vertex.kind == "input"}
-    targets = {(c.target.shape, c.target.dtype) for c in observation.loss_calls if c.target}
-    return [
-        one.name
-        for one in observation.given
-        if one.name.endswith("]")
-        and one.dtype.startswith(("float", "bfloat"))
-        and (one.shape, one.dtype) not in targets
-        and (one.name not in met or _is_ignored(flow, met[one.name]))
-    ]
 
 
 def _is_ignored(flow: Flow, number: int) -> bool:
@@ -406,120 +353,6 @@ def _is_ignored(flow: Flow, number: int) -> bool:
     return after.isdisjoint({*graph.outputs, graph.loss}) and all(
         v.kind == "operation" and v.function in _PURE and after.issuperset(v.operands) for v in made
     )
-
-
-def _towers_on_one(flow: Flow, modules: _Modules) -> tuple[str, str, str] | None:
-    """Return two towers, or one twice, that are called with the same input, and that input."""
-    vertices, first = flow.graph.vertices, dict[object, str]()
-    for call in flow.graph.calls:
-        given = [vertices[number] for number in call.inputs]
-        below = modules.get(call.layer, [])
-        is_given = bool(given) and given[0].kind == "input"
-        if not is_given or not any(record.parameters for record in below):
-            continue
-        forms = modules.form(call.layer) if len(below) > 1 else ()
-        for key in (call.layer, forms) if forms else (call.layer,):
-            other = first.setdefault((call.parent, key, call.inputs), call.layer)
-            if call is not flow.calls(other)[0]:
-                return other, call.layer, given[0].name
-    return None
-
-
-# ---- a value joined with itself -----------------------------------------------------------------
-
-_COPIED = "a copied line: one of the two should be another value"
-_DOUBLED = {
-    "add": (
-        "adds a value to itself",
-        "a residual that adds the branch in place of the input; to double it, multiply by 2",
-    ),
-    "cat": ("joins a value to itself", _COPIED),
-    "stack": ("stacks a value on itself", _COPIED),
-    "where": (
-        "chooses by `where` between a value and the same value",
-        "a mask that hides nothing: one side should be another value",
-    ),
-}
-"""Operations that are nothing to do with one value twice: what to say, and why it may be."""
-
-
-def _doubled(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    graph = flow.graph
-    unsure = {  # what may be several values: it is, or was passed on, as by an idle dropout
-        number
-        for call in graph.calls
-        if len(call.outputs) > 1 or not set(call.outputs).isdisjoint(call.inputs)
-        for number in call.outputs
-    }
-    lines: dict[tuple[str, str], list[str]] = {}
-    for vertex in graph.vertices:
-        if vertex.function not in _DOUBLED or not vertex.live or vertex.call < 0:
-            continue
-        if 2 in Counter(vertex.operands).values() and unsure.isdisjoint(vertex.operands):
-            layer = graph.calls[vertex.call].layer
-            lines.setdefault((vertex.function, vertex.line), []).append(layer)
-    for (function, line), layers in lines.items():
-        does, cause = _DOUBLED[function]
-        yield WIRING.fault(
-            observation.layers[layers[0]],
-            f"it {does}{at(line)}",
-            value=float(len(layers)),
-            cause=cause,
-            affected=dict.fromkeys(layers[1:]),
-            severity="warn",
-        )
-
-
-def _overwritten(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield sums of a branch and a skip that the branch has written over in place.
-
-    It wrote over what it was given, returned something else, and what it wrote is added.
-    """
-    graph, lines = flow.graph, dict[str, tuple[str, str]]()
-    for vertex in graph.vertices:
-        for skip in vertex.operands if vertex.has("sum") and vertex.call >= 0 else ():
-            made = graph.vertices[skip]
-            inside = [c for c in flow.around(made.call) if graph.calls[c].parent == vertex.call]
-            # a conversion gives its operand back where it changes nothing
-            if not inside or vertex.has("difference") or made.has("view"):
-                continue
-            part, whole = graph.calls[inside[0]], graph.calls[vertex.call]
-            is_idle = set(made.operands).isdisjoint(part.inputs)
-            if skip in part.outputs:  # its own call: told by its setting alone
-                is_told = observation.layers[part.layer].options.get("inplace") is True
-                is_idle |= not is_told or set(made.operands).isdisjoint(whole.inputs)
-            others = set(vertex.operands) - {skip}
-            if not is_idle and others & flow.after(skip):
-                lines.setdefault(vertex.line, (whole.layer, made.name))
-    for line, (layer, name) in lines.items():
-        yield WIRING.fault(
-            observation.layers[layer],
-            f"the skip that it adds{at(line)} was written over by {name!r} before",
-            cause="an activation with inplace=True on the input of the block: the skip holds the "
-            "activated value; leave inplace out, or activate first if that is meant",
-            severity="warn",
-        )
-
-
-def _dropped(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield activations that nothing takes the result of, by the lines that call them.
-
-    Those that give probabilities may be kept for others to look at.
-    """
-    lines, takers = dict[str, list[str]](), flow.ways()
-    for name in (name for name in flow.layers if name in observation.layers):
-        made = {number for call in flow.calls(name) for number in call.outputs}
-        is_idle = name not in flow.used and not any(takers[number] for number in made)
-        if is_idle and observation.layers[name].activation in having("dying"):
-            lines.setdefault(flow.line(name), []).append(name)
-    for line, (layer, *others) in lines.items():
-        yield WIRING.fault(
-            observation.layers[layer],
-            f"what it returns is dropped{at(line)}: nothing takes it",
-            cause="`act(x)` where `x = act(x)` was meant: it changes nothing in place",
-            affected=others,
-            severity="warn",
-        )
 
 
 def _listed(names: list[str]) -> str:

@@ -53,8 +53,8 @@ class Vertex:
         facts: what was read of an operation while it ran: ``sizes`` of what a view took and gave,
             the ``dims`` that a reduction runs along, the ``number`` beside a tensor, the ends of
             the ``sums`` of the weights of a ``softmax`` that a product adds up, how a ``mask``
-            came into scores and what weight it left; ``unused``: nothing took what it made, and
-            its operands are not known.
+            came into scores and what weight it left, whether what was written into ``is_held``;
+            ``unused``: nothing took what it made, and its operands are not known.
     """
 
     kind: Kind

@@ -25,7 +25,7 @@ NUMBERS = (int, float)
 _OPTIONS = ("dim", "scale", "p", "training")
 _MOST_VALUES = 1 << 24
 """Larger tensors are not read: it is one more pass over them."""
-_HIDES = -1e3
+HIDES = -1e3
 """A fill below that hides a place, however large the scores."""
 
 
@@ -45,6 +45,7 @@ class Scores(NamedTuple):
     fill: float = 0.0  # what hidden places hold
     is_binary: Any = True  # whether what was multiplied or added holds zeros and ones
     hides_all: Any = False  # whether every place was filled
+    keeps_padding: Any = False  # whether the places left are all one token, and the hidden are not
 
 
 class AttentionReader:
@@ -56,6 +57,7 @@ class AttentionReader:
         # values by weights: which softmax, its axis, and all along which these differ
         self._weighted = KnownTensors[tuple[int, int, list[int]]]()
         self._count = 0  # of calls of a softmax
+        self._ids: dict[tuple[int, ...], ref[Tensor]] = {}  # by size, what a table was first asked
         self._has_marks = False
 
     def _mark(self, known: KnownTensors[Any], tensor: Tensor, what: Any) -> None:
@@ -120,16 +122,39 @@ class AttentionReader:
             if number is not None and tensor is not None and tensor.dtype is torch.bool:
                 is_kept = name == "where" and type(others[-1]) in NUMBERS
                 hides_all = ~tensor.any() if is_kept else tensor.all()
-                self._mark(self._scores, result, Scores("fill", number, hides_all=hides_all))
+                keeps = self._keeps_padding(tensor, is_kept)
+                self._mark(self._scores, result, Scores("fill", number, True, hides_all, keeps))
         elif name in having("whole"):
             self._mark(self._scores, result, scores)
         elif tensor is not None:
             if name in having("product", "sum") and not tensor.requires_grad:
                 how = "times" if name in having("product") else "plus"
-                self._mark(self._scores, result, Scores(how, 0.0, _is_binary(tensor)))
+                keeps = how == "plus" and self._keeps_padding(tensor)
+                self._mark(self._scores, result, Scores(how, 0.0, _is_binary(tensor), False, keeps))
         elif number and name in having("product", "quotient"):
             scale = 1.0 / number if name in having("quotient") else number
             self._mark(self._scores, result, scores._replace(fill=scores.fill * scale))
+
+    def _keeps_padding(self, mask: Tensor, is_kept: bool = False) -> Tensor | bool:
+        """Whether a mask of keys leaves places of one id at an end, and hides those that differ.
+
+        Of booleans it says what is hidden, or kept; as the last query has it.
+        """
+        mask = (mask[..., -1, :] if mask.ndim > 2 else mask).squeeze()
+        known = self._ids.get(tuple(mask.shape))
+        ids = None if known is None else known()
+        if ids is None or ids.dtype is not torch.long or ids.ndim != 2:
+            return False
+        hidden = mask < HIDES if mask.is_floating_point() else mask.bool() ^ is_kept
+        least, most = torch.iinfo(ids.dtype).min, torch.iinfo(ids.dtype).max
+        ends = [
+            (ids.masked_fill(out, most).amin(), ids.masked_fill(out, least).amax())
+            for out in (hidden, ~hidden)
+        ]
+        (kept, last), (first, other) = ends
+        changes = hidden.long().diff(dim=1)
+        is_at_an_end = (changes <= 0).all() | (changes >= 0).all()
+        return (kept == last) & (first < other) & is_at_an_end & ((~hidden).sum(1) > 1).any()
 
     # Products and sums of values by weights.
 
@@ -184,7 +209,8 @@ class AttentionReader:
             return facts
         taken = taken.detach()
         facts |= {"mask": scores.mask, "fill": scores.fill, "is_binary": (scores.is_binary,)}
-        if scores.mask == "plus" or scores.fill <= _HIDES:  # the size of one shows that it hides
+        facts["keeps_padding"] = (scores.keeps_padding,)
+        if scores.mask == "plus" or scores.fill <= HIDES:  # the size of one shows that it hides
             return facts | {"is_all_hidden": (scores.hides_all,)}
         hidden = torch.isclose(taken, taken.new_tensor(scores.fill), rtol=1e-5, atol=0.0)
         hidden &= ~hidden.all(along, keepdim=True)
@@ -195,22 +221,41 @@ class AttentionReader:
         return {}
 
     def _attention(self, said: Facts, given: list[Any], _: Tensor) -> Facts:
-        """Of a fused attention the width of its queries, and whether its mask is of 0 and 1."""
-        queries, *others = (one() for one in given)
+        """Of a fused attention the sizes of the queries, and what its mask hides.
+
+        It is given one tensor once, queries first and a mask last.
+        """
+        queries, mask = given[0](), given[-1]() if len(given) > 1 else None
         if queries is None or queries.is_nested:
             return {}
-        return {"scale": said["scale"], "width": queries.shape[-1]} | self.masks(others[2:])
+        facts = {"scale": said["scale"], "operands": (tuple(queries.shape),)}
+        return facts | self.masks([mask])
 
     def masks(self, tensors: Sequence[Any]) -> Facts:
-        """Return whether one that is added to scores is of zeros and ones."""
-        masks = [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
-        read = [_is_binary(mask) for mask in masks if not mask.requires_grad]
-        return {"is_binary": (read[0],)} if read else {}
+        """Return what masks that an attention takes hide, and whether one is of zeros and ones.
+
+        One of booleans says what is kept: torch's layer has made its own one of numbers.
+        """
+        masks = [t.detach() for t in tensors if isinstance(t, Tensor) and not t.requires_grad]
+        if not masks:
+            return {}
+        first, is_sum = masks[0], masks[0].is_floating_point()
+        hides_all = (first < HIDES).all() if is_sum else ~first.any()
+        keeps = [read for m in masks if (read := self._keeps_padding(m, True)) is not False]
+        facts: Facts = {"is_binary": (is_sum and _is_binary(first),)}
+        return facts | {"is_all_hidden": (hides_all,), "keeps_padding": (*keeps, False)[:1]}
+
+    def _lookup(self, said: Facts, given: list[Any], _: Tensor) -> Facts:
+        ids = given[0]()
+        if ids is not None:
+            self._ids.setdefault(tuple(ids.shape), given[0])
+        return {}
 
 
 _LAYERS: dict[str, Callable[..., Facts]] = {
     **dict.fromkeys(("softmax", "Softmax"), AttentionReader._softmax),
     "Dropout": AttentionReader._dropout,
+    **dict.fromkeys(("embedding", "Embedding"), AttentionReader._lookup),
     "scaled_dot_product_attention": AttentionReader._attention,
 }
 """Who reads calls of layers and functions of a class."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class FactReader:
 
     def __init__(self) -> None:
         self.attention = AttentionReader()
+        self._written: list[tuple[ref[Tensor], Facts]] = []
 
     def read(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
@@ -35,6 +37,19 @@ class FactReader:
             return None if reader is None else reader(self, args, kwargs, result) or None
         except RuntimeError:  # nested and sparse tensors lack sizes and strides
             return None
+
+    def written(self, args: tuple[Any, ...], facts: Facts | None) -> Facts | None:
+        """Return the facts of what writes into a tensor, which say later whether it is held."""
+        if not (args and isinstance(args[0], Tensor)) or args[0].is_inference():
+            return facts
+        base, facts = args[0]._base, facts or {}
+        self._written.append((ref(args[0] if base is None else base), facts))
+        return facts
+
+    def finish(self) -> None:
+        """Say what was written into and is held by nothing any longer: nothing can read it."""
+        for tensor, facts in self._written:
+            facts["is_held"] = tensor() is not None
 
 
 def _sizes(_: FactReader, args: tuple[Any, ...], __: Mapping[str, Any], result: Any) -> Facts:
@@ -89,7 +104,7 @@ def _added(reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any],
 
 
 def _sum(reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
-    """Of a sum also whether a row of a table is added to all that lies in each slice.
+    """Of a sum also along which dimension rows of a table are added to what lies beside it.
 
     And to how many ``samples`` a single number is added, where one stands for each.
     """
@@ -97,10 +112,12 @@ def _sum(reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r
     tensors = [a for a in args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
     if sorted(t.ndim for t in tensors) == [0, 1] and r.requires_grad and len(r) > 1:
         facts["samples"] = len(r)
-    for table in tensors if len(tensors) == 2 and isinstance(r, Tensor) else ():
-        if r.ndim == 3 and table.shape == (r.shape[0], 1, r.shape[2]) and min(r.shape) > 1:
-            rows = table.detach()
+    for table in tensors if len(tensors) == 2 and isinstance(r, Tensor) and r.ndim == 3 else ():
+        sizes, is_long = (1, *table.shape)[-3:], min(r.shape) > 1
+        if is_long and sizes in ((r.shape[0], 1, r.shape[2]), (1, *r.shape[1:])):
+            rows = table.detach().reshape(-1, r.shape[2])
             facts |= {"table": tuple(r.shape), "is_varied": ((rows[1:] != rows[:1]).any(),)}
+            facts["along"] = int(sizes[0] == 1)
     return facts
 
 
@@ -130,6 +147,14 @@ def _dimensions(
     return facts | reader.attention.weighted(given)
 
 
+def _pieces(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
+    """Of what is cut in pieces how many there are, and along which dimension."""
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+    if not (args and isinstance(dim, int)):
+        return {}
+    return {"pieces": len(r), "dims": (dim % args[0].ndim,), "ndim": args[0].ndim}
+
+
 def _product(reader: FactReader, args: tuple[Any, ...], _: Any, result: Any) -> Facts:
     """Of a product the sizes, and what the weights of a softmax in it sum to."""
     return reader.attention.product(args, result)
@@ -141,7 +166,9 @@ def _masks(reader: FactReader, _: Any, kwargs: Mapping[str, Any], __: Any) -> Fa
 
 
 _READERS: dict[str, Reader] = {
-    **dict.fromkeys(having("whole") - having("copy"), _sizes),
+    **dict.fromkeys({*having("whole") - having("copy"), "repeat", "repeat_interleave"}, _sizes),
+    **dict.fromkeys(("chunk", "split"), _pieces),
+    "unbind": lambda reader, args, *rest: _pieces(reader, (*args[:1], 1, *args[1:]), *rest),
     **dict.fromkeys(having("product"), _times),
     **dict.fromkeys(having("quotient"), _number),
     **dict.fromkeys(having("sum"), _sum),

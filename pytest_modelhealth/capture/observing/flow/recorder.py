@@ -173,6 +173,7 @@ class FlowRecorder:
                 self._loss = self._rows.add(
                     Kind.OPERATION, name, tuple(taken), first_cut=first_cut, live=live
                 )
+            self._facts.finish()
             self._origins.add_what_was_read()
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
@@ -202,6 +203,8 @@ class FlowRecorder:
             try:
                 with torch._C.DisableTorchFunction():
                     facts = self._facts.read(name, args, kwargs, result)
+                    if does in (WRITE, OVERWRITE):
+                        facts = self._facts.written(args, facts)
                     call = FunctionCall(does, args, given, result, begin, written, name, facts)
                     self._see(call)
             except Exception as error:  # noqa: BLE001 - ours

@@ -189,17 +189,9 @@ class Rows(list[Row]):
         for call in reversed(self.calls):
             if call.parent >= 0:
                 last[call.parent] = max(last[call.parent], last[call.call])
-        calls = [
-            Call(
-                layer=call.name,
-                type_name=call.type_name,
-                parent=call.parent,
-                last=last[call.call],
-                inputs=call.operands,
-                outputs=call.outputs,
-                line=line_of(call.place),
-            )
-            for call in self.calls
-        ]
+        calls = []
+        for call in self.calls:
+            named = call.name, call.type_name, call.parent, last[call.call]
+            calls.append(Call(*named, call.operands, call.outputs, line_of(call.place)))
         own = tuple(vertex for _, vertex in sorted(self.own_functions.items()))
         return Graph(tuple(vertices), tuple(calls), outputs, loss, tuple(self.notes), own)

@@ -1,0 +1,115 @@
+"""What is made and goes where it was not meant to: twice, over a skip, or nowhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from pytest_modelhealth.checks.axes import Faults, Run
+from pytest_modelhealth.checks.facts import trainable
+from pytest_modelhealth.operations import having
+from pytest_modelhealth.report.flow import Kind, Vertex
+
+
+def _doubled(run: Run) -> Faults:
+    """Yield sums, joins and choices of one value and the same."""
+    # of several results each may be another
+    several = (call.outputs for call in run.flow.graph.calls if len(call.outputs) > 1)
+    unsure = {number for outputs in several for number in outputs}
+    for number, vertex in enumerate(run.vertices):
+        is_of_two = vertex.function in ("add", "cat", "stack", "where") and vertex.live
+        is_of_two &= vertex.call >= 0 and unsure.isdisjoint(vertex.operands)
+        if is_of_two and 2 in Counter(vertex.operands).values():
+            cause = "a copied line, or a branch in place of the input; to double it, multiply by 2"
+            yield number, f"its `{vertex.function}` takes one value twice", cause, "warn"
+
+
+def _overwritten(run: Run) -> Faults:
+    """Yield sums of a branch and a skip that an activation in the branch has written over.
+
+    Where the block itself calls it, what it returns may be the skip that is meant.
+    """
+    calls = run.flow.graph.calls
+    for number, vertex in enumerate(run.vertices):
+        is_sum = vertex.has("sum") and not vertex.has("difference") and vertex.call >= 0
+        for skip in vertex.operands if is_sum else ():
+            made, others = run.vertices[skip], set(vertex.operands) - {skip}
+            inside = [c for c in run.flow.around(made.call) if calls[c].parent == vertex.call]
+            # a conversion gives its operand back where it changes nothing
+            if not inside or made.has("view") or skip in calls[inside[0]].outputs:
+                continue
+            if {*made.operands} & {*calls[inside[0]].inputs} and others & run.flow.after(skip):
+                what = f"the skip that it adds was written over by {made.name!r} before"
+                cause = "an activation with inplace=True on the input of the block: leave it out"
+                yield number, what, cause, "warn"
+
+
+def _untaken(run: Run) -> Faults:
+    """Yield what nothing takes each time that its line runs: results, pieces, what is written.
+
+    Activations that give probabilities may be kept for others to look at.
+    """
+    graph, made = run.flow.graph, [*_pieces(run)]
+    ends = {*graph.outputs, graph.loss}
+    for call in graph.calls:
+        record = run.layers.get(call.layer)
+        if record is not None and record.activation in having("dying") and call.outputs:
+            is_taken = any(run.takers[n] or n in ends for n in call.outputs)
+            cause = "`act(x)` where `x = act(x)` was meant: it changes nothing in place"
+            made.append((call.outputs[0], "what it returns is dropped", cause, is_taken))
+    for number, vertex in enumerate(run.vertices):
+        is_taken, name = bool(run.takers[number]) or number in ends, f"`{vertex.function}`"
+        if vertex.facts.get("is_held") is False and not _is_kept(run, vertex):
+            cause = "indexing by a mask or a list copies, and what is written there is lost"
+            made.append((number, f"nothing reads what {name} writes", cause, is_taken))
+        elif vertex.function == "masked_fill":
+            cause = "it returns a new tensor; `masked_fill_` writes in place"
+            made.append((number, f"nothing takes the result of {name}", cause, is_taken))
+    lines = {(run.vertices[number].line, what) for number, what, _, is_taken in made if is_taken}
+    for number, what, cause, _ in made:
+        if (line := run.vertices[number].line) and (line, what) not in lines:
+            yield number, what, cause, "warn"
+
+
+def remembered(run: Run) -> Faults:
+    """Yield writes into a plain tensor that the model keeps."""
+    for number, vertex in enumerate(run.vertices):
+        held = (run.vertices[run.flow.as_it_is(n)[-1]].kind for n in vertex.operands)
+        if vertex.facts.get("is_held") and vertex.call >= 0 and Kind.UNKNOWN in held:
+            what = "it writes into a tensor that it keeps, and that is no buffer"
+            yield number, what, "`register_buffer` has it saved and moved with the model", "note"
+
+
+def _is_kept(run: Run, write: Vertex) -> bool:
+    """Whether something is written into what others hold, or into memory that others share."""
+    held = (run.vertices[n] for operand in write.operands for n in run.flow.as_it_is(operand))
+    made = (Kind.CALL, Kind.OPERATION, Kind.CONSTANT)
+    return any(v.has("detach") or v.kind not in made for v in held)
+
+
+def _pieces(run: Run) -> Iterator[tuple[int, str, str, bool]]:
+    """Yield each piece that features of a layer that learns are cut into, and if it is used."""
+    graph, used = run.flow.graph, dict[tuple[int, str], dict[int, int]]()
+    for number in sorted(run.flow.walk([n for n in (*graph.outputs, graph.loss) if n], back=True)):
+        vertex = run.vertices[number]
+        if "pieces" in vertex.facts and vertex.live and vertex.operands:
+            index = vertex.name.rstrip("]").rpartition("[")[2]
+            pieces = used.setdefault((vertex.operands[0], vertex.line), {})
+            pieces[int(index) if index.isdigit() else 0] = number
+    for (operand, _), pieces in used.items():
+        number = next(iter(pieces.values()))
+        facts, record = run.vertices[number].facts, run.record(run.flow.as_it_is(operand)[-1])
+        views, (dim,) = run.views(operand), facts["dims"]
+        is_last = record is not None and record.type_name in having("features")
+        # the axis of the features, which may lie in several by now
+        axis = (len(views[-1][0]) if views else facts["ndim"]) - 1 if is_last else 1
+        is_cut = (dim >= axis if is_last else dim == axis) and all(
+            old[:axis] == new[:axis] for old, new in views
+        )
+        for one in range(facts["pieces"] if record and trainable(record) and is_cut else 0):
+            what = f"nothing reads piece {one} of {facts['pieces']} that it is cut into"
+            cause = "a gate, a half of a projection or a branch that was left out"
+            yield number, what, cause, one in pieces
+
+
+RULES: list[Callable[[Run], Faults]] = [_doubled, _overwritten, _untaken]
