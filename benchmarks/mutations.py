@@ -167,8 +167,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a gradient vanishes unseen",
-        "starved = [r for r in sorted(walk.records, key=completed) if r.name in weak - fed.keys()]",
-        "starved = list[LayerRecord]()",
+        "if record.name in weak - fed.keys()",
+        "if record.name in weak & fed.keys()",
         "tests/checks/test_tables.py",
     ),
     Mutation(
@@ -204,8 +204,8 @@ MUTATIONS = [
     ),
     Mutation(
         "probabilities before cross-entropy pass",
-        'if is_softmax and call.rows == "probabilities":',
-        'if is_softmax and call.rows == "log probabilities":',
+        'if is_softmax and call.rows == "probabilities" and is_sure:',
+        'if is_softmax and call.rows == "log probabilities" and is_sure:',
         "tests/checks/test_tables.py",
     ),
     Mutation(
@@ -216,8 +216,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a story of missing gradients is told at its first layer, and not at its last",
-        "story = stories.setdefault(ending.last, _Story(lost[ending.last], ending.cut, []))",
-        "story = stories.setdefault(name, _Story(lost[name], ending.cut, []))",
+        "place: object = last  # what one line does in every block is one fault",
+        "place: object = name  # what one line does in every block is one fault",
         "tests/checks/test_tables.py tests/checks/test_cuts.py",
     ),
     Mutation(
@@ -304,8 +304,8 @@ MUTATIONS = [
     ),
     Mutation(
         "only the even samples are overwritten",
-        "(rows | 1).clamp(max=samples.number - 1)",
-        "rows - rows % 2",
+        "index = torch.where(self.numbers % 2 == parity, first, rows)",
+        "index = torch.where(self.numbers % 2 == 0, first, rows)",
         "tests/probes/test_corpus.py",
     ),
     Mutation(

@@ -266,6 +266,21 @@ FAULTS: dict[str, Any] = {
     "queries scaled before scores are": (
         lambda: attention(query=lambda q: q / math.sqrt(DEPTH)), "fail", "", "math.sqrt(DEPTH)",
     ),
+    "scores divided by the root of the width of all heads": (
+        lambda: attention(score=lambda q, k: q @ k.transpose(-2, -1) / math.sqrt(WIDTH)),
+        "warn", "", "divided by the root of 8",
+    ),
+    "scores multiplied by the root": (
+        lambda: attention(score=lambda q, k: q @ k.transpose(-2, -1) / DEPTH**-0.5),
+        "warn", "", "multiplied by the root of 4",
+    ),
+    "the weight of one expert by itself": (
+        lambda: net(
+            lambda m, x: (w := m.fc(x).sigmoid().topk(1).values) / (w.sum(-1, True) + 1e-9) * x,
+            **FC,
+        ),
+        "warn", "", "gives 1 whatever it is",
+    ),
     "a norm over steps and features": (
         lambda: net(lambda m, x: m.norm(m.fc(x)), fc=(WIDTH, 5), norm=nn.LayerNorm([STEPS, 5])),
         "warn", "norm",
@@ -515,6 +530,14 @@ HEALTHY: dict[str, Any] = {
     ),
     "queries and keys scaled by a root each": lambda: attention(
         score=lambda q, k: (q * DEPTH**-0.25) @ (k * DEPTH**-0.25).transpose(-2, -1)
+    ),
+    "scores times a learnt temperature": lambda: net(
+        lambda m, x: m.fc((m.q(x) @ m.k(x).mT * m.scale.exp()).softmax(-1) @ x),
+        scale=nn.Parameter(torch.zeros(())), **QK, **FC,
+    ),
+    "the weights of two experts by their sum": lambda: net(
+        lambda m, x: ((w := m.fc(x).sigmoid().topk(2).values) / w.sum(-1, True))[..., :1] * x,
+        **FC,
     ),
     "queries scaled, scores not": lambda: attention(
         score=lambda q, k: (q * DEPTH**-0.5) @ k.transpose(-2, -1)

@@ -556,6 +556,18 @@ def overlap(of, union=False):
 
 
 NO_GRADIENT, DRAWN = "passes no gradient back", "draws by values that are trained"
+
+
+def smoothed(share):
+    """Return a loss by hand of targets: 0.3 is given to all, and a share is taken of the class."""
+
+    def loss(output, labels):
+        soft = F.one_hot(labels, 10) * (1 - share) + 0.03
+        return -(soft * output.log_softmax(1)).sum(1).mean()
+
+    return nn.Linear(16, 10), batch(), torch.randint(0, 10, (64,)), loss
+
+
 FAULTS = {
     **{
         f"logits cut by {name}": (lambda f=f: cut(f), "fail", None, "takes logits and is given")
@@ -564,6 +576,9 @@ FAULTS = {
     # 1 / (1 + 9 exp(-2))
     "logits cut by tanh": (
         lambda: cut(torch.tanh), "fail", None, "no class can get more than 45%",
+    ),
+    "smoothed targets that sum to more than one": (
+        lambda: smoothed(0.03), "warn", None, "rows sum to 1.27",
     ),
     # probabilities of a half and more
     "relu before binary cross-entropy": (
@@ -698,6 +713,7 @@ FAULTS = {
     ),
 }  # fmt: skip
 HEALTHY = {
+    "smoothed targets": lambda: smoothed(0.3),
     "cosines by a temperature": lambda: similar(lambda c: c / 0.07),
     "cosines as they are": lambda: similar(lambda c: c),
     "probabilities as targets by hand": lambda: likelihood(torch.randn(64, 10).softmax(1)),

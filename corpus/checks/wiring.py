@@ -144,6 +144,13 @@ def shaped(act: nn.Module) -> nn.Module:
     return Model(activation_dropped, up=up, act=act, down=down)
 
 
+def flagged(*, frozen: bool) -> nn.Module:
+    """Return a model whose first layer has an attribute that torch does not know."""
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+    net[0].requires_grad_(not frozen).requires_grad = False  # type: ignore[assignment]
+    return net
+
+
 FAULTS: dict[str, Case] = {
     "an activation that is dropped": (
         lambda: (shaped(nn.GELU()), (features(),)), "warn", "act", "is dropped", "model.act(h)"
@@ -351,6 +358,9 @@ FAULTS: dict[str, Case] = {
         ),
         "warn", "blocks.0", "return x + (self.branch(x)",
     ),
+    "requires_grad set on a layer, and not on its weights": (
+        lambda: (flagged(frozen=False), (features(),)), "warn", "0", "call requires_grad_(False)",
+    ),
     "a choice between a value and the same": (
         lambda: (Model(chosen_from_one, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
         "warn", "", "torch.where(hidden[..., None], h, h)",
@@ -361,6 +371,9 @@ FAULTS: dict[str, Case] = {
 # ---- designs that look alike --------------------------------------------------------------------
 
 HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    "requires_grad as a note of how a layer was made": lambda: (
+        flagged(frozen=True), (features(),)
+    ),
     "what is written is read": lambda: (
         Model(stored, fc=nn.Linear(WIDTH, WIDTH)), (features(),)
     ),

@@ -106,7 +106,7 @@ def test_step_trains_the_model(loader, inspector):
 def test_graphs_that_see_each_other_are_found(loader, inspector):
     """What the whole batch is averaged for looks well in every number of a single run."""
     batch = next(iter(loader))
-    with pytest.raises(ModelHealthError, match="groups see each other"):
+    with pytest.raises(ModelHealthError, match="samples see each other"):
         inspector(OneGraph(GCNConv)).run_inspection(
             batch, target=batch.y, loss=F.cross_entropy, probes=True
         ).assert_healthy()

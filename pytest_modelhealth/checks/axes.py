@@ -252,6 +252,13 @@ def _nothing_to_normalise(run: Run) -> Faults:
         if vertex.facts["among"] == 1 and number in run.given:
             what = "a vector of one value is divided by its length, which leaves its sign"
             yield number, what, "another dimension was meant", "fail"
+    for number, vertex in enumerate(run.vertices):
+        value, divisors = vertex.operands[:1], vertex.operands[1:] if vertex.has("quotient") else ()
+        sums = [run.vertices[n] for o in divisors for n in run.before(o, "view", "sum")]
+        facts = [s.facts for s in sums if s.has("total") and s.operands == value]
+        if any(one["sizes"][0][d] == 1 for one in facts for d in one.get("dims", ())):
+            what = "a single value is divided by its sum, which gives 1 whatever it is"
+            yield number, what, "another dimension was meant, or there is nothing to weigh", "warn"
     for number in run.softmaxes.values():
         (dim,), (sizes,) = run.vertices[number].facts["dims"], run.vertices[number].facts["sizes"]
         made = run.before(run.vertices[number].operands[0], "copy", "product", "quotient")[-1]
@@ -263,11 +270,22 @@ def _nothing_to_normalise(run: Run) -> Faults:
             yield number, what, "a sigmoid or another dimension was meant", "fail"
 
 
-def _scaled_twice(run: Run) -> Faults:
-    """Yield attentions that scale by the root of a width what was scaled by it before."""
+def _scaled(run: Run) -> Faults:
+    """Yield attentions whose scale is another than the root of the width that they sum over."""
     for number, vertex in run.having("operands"):
         facts, product = vertex.facts, run.vertices[run.before(number, "view")[-1]]
         width = facts["operands"][0][-1]
+        views = (view for operand in product.operands for view in run.views(operand))
+        wholes = {old[-1] for old, new in views if len(old) < len(new) and old[-1] > width}
+        for one in (run.vertices[n] for n in run.takers[number] if width > 1):
+            scale = one.facts.get("number", 0.0) if one.has("product", "quotient") else 0.0
+            scale = 1.0 / scale if scale and one.has("quotient") else scale
+            how, root = ("multiplied", width) if scale > 1.0 else ("divided", 0)
+            for whole in wholes if scale < 1.0 else ():
+                root = whole if math.isclose(scale, whole**-0.5, rel_tol=1e-4) else root
+            if root and math.isclose(max(scale, 1 / scale), root**0.5, rel_tol=1e-4):
+                what = f"scores of queries and keys of {width} numbers are {how} by the root of "
+                yield number, f"{what}{root}", f"{width} ** -0.5 is the usual factor", "warn"
         is_scaled = any(run.is_scaled(n, width) for n in run.takers[number])
         if "scale" in facts:
             is_scaled = facts["scale"] is None
@@ -386,5 +404,5 @@ def _is_counted(run: Run, table: int) -> bool:
 
 
 RULES: list[Callable[[Run], Faults]] = [_reshaped, _other_axis, _unmasked, _nothing_to_normalise]
-RULES += [_scaled_twice, _mixed_places, _positions_by_sample, _over_samples, _among_heads]
+RULES += [_scaled, _mixed_places, _positions_by_sample, _over_samples, _among_heads]
 RULES += [_repeated_masks]

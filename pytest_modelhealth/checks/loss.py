@@ -231,6 +231,7 @@ def _batch_softmax(observation: Observation, _: Settings) -> Iterator[Finding]:
 # ---- what terms written by hand are given -------------------------------------------------------
 
 _SMALL_SCALE, _MANY_CLASSES = 0.25, 16
+_SMOOTHED = 0.01
 
 
 def _by_hand(observation: Observation, _: Settings) -> Iterator[Finding]:
@@ -282,6 +283,10 @@ def _targets_by_hand(observation: Observation, flow: Flow) -> Faults:
             what = f"log-probabilities are multiplied by targets down to {least:.3g}"
             cause = "logits or log-probabilities in the place of probabilities: take their softmax"
             yield f"{what}{at(vertex.line)}", cause, "fail"
+        elif of_softmax and least > 0.0 and most <= 1.0 + _ROUNDING and total > 1.0 + _SMOOTHED:
+            what = f"log-probabilities are multiplied by targets whose rows sum to {total:.3g}"
+            cause = "smoothed targets keep 1 - s of the class, and share s among all"
+            yield f"{what}{at(vertex.line)}", cause, "warn"
         elif least >= 0.0 and abs(total - 1.0) < _ROUNDING < highest:
             what = f"probabilities are multiplied by logarithms up to {highest:.3g}"
             cause = "what the logarithm is taken of is above 1: softmax before it is missing"

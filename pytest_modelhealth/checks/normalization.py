@@ -184,7 +184,8 @@ def _scale(record: LayerRecord, observation: Observation) -> Iterator[Finding]:
     factor = out.rms / (_expected_rms(record) or 1.0)
     if eps > _MAX_EPS and factor < _FLATTENED:
         message = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
-        cause = "eps is added to the variance, to divide by no zero: 1e-5 is usual"
+        cause = "eps is added to the variance, to divide by no zero, and 1e-5 is usual: it is the "
+        cause += "second argument, where a momentum or a number of channels may have been meant"
         yield NORMALIZATION.fault(record, message, value=eps, cause=cause, independent=True)
     # the last one of a residual branch may start at zero
     scale = record.parameters.get("weight")

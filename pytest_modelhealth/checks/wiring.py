@@ -31,6 +31,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     known = {name for one in stand_ins for name in one.affected}
     yield from _never_called(observation, flow, modules, known)
     yield from _shared(observation, flow, modules)
+    yield from _switches(observation, modules)
     yield from _one_row(observation, flow)
     yield from lost_states(observation, flow)
     if flow.is_exact:
@@ -166,6 +167,24 @@ def _never_called(
             affected=others,
             severity="warn",
         )
+
+
+def _switches(observation: Observation, modules: _Modules) -> Iterator[Finding]:
+    """Yield modules that were given the attribute `requires_grad`, which their weights do not have.
+
+    A class may have it of its own, to say how it was made: then all of its weights are so.
+    """
+    for record in observation.layers.values():
+        flag = record.options.get("requires_grad")
+        held = [one for one in modules.get(record.name, ()) if one.parameters]
+        if isinstance(flag, bool) and any(bool(trainable(one)) is not flag for one in held):
+            state = "learn" if flag is False else "are frozen"
+            yield WIRING.fault(
+                record,
+                f"its requires_grad is {flag}, and its weights {state} all the same",
+                cause=f"an attribute of a module does nothing: call requires_grad_({flag})",
+                severity="warn",
+            )
 
 
 # ---- one module in several places ---------------------------------------------------------------

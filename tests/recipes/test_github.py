@@ -71,7 +71,7 @@ def test_a_pull_request(branch: Project) -> None:
     test = flow.run("test")
     assert test.failed
     assert "\n::error file=digits.py,line=" in test.log
-    assert "1 of 1 test with a model failed" in test.summary
+    assert "1 test failed, 1 test inspected a model" in test.summary
     page = branch.folder / "artifacts" / "model-health-3.11" / "page.html"
     assert "test_digits" in page.read_text(encoding="utf-8")
 
