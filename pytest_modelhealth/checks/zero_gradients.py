@@ -115,7 +115,7 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
     # what is given zeros by others follows from these
     idle = {n for n, r in records.items() if r.inputs is not None and r.inputs.abs_max == 0.0}
     stories: dict[object, list[tuple[str, list[Vertex]]]] = defaultdict(list)
-    first = names.keys() - idle or names.keys()
+    first = [name for name in names if name not in idle] or [*names]  # in the same order always
     alive, vertices = {r.name for r in called(observation) if _is_alive(r)}, flow.graph.vertices
     through = {n for n, v in enumerate(vertices) if v.name not in alive}
     for name in flow.last_of(*first, by="gradient")[:_MOST] if first else ():
