@@ -150,7 +150,7 @@ def held_by(before: LayerRecord | None, given: TensorStatistics) -> str:
     if before is None or before.inputs is None:
         return "what is computed before it is far off: weights, inputs, an offset or a scale"
     if bias is not None and bias.abs_max >= 0.5 * given.abs_max:
-        return f"the bias of {before.label!r} (mean {bias.mean:.3g}) holds it there"
+        return f"the bias of {before.label!r} (mean {bias.mean:.3g}) holds them there"
     if before.inputs.rms > _LARGE_INPUTS:
         return f"the inputs of {before.label!r} are large (rms {before.inputs.rms:.3g}): normalise"
     return ""

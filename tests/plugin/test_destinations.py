@@ -465,7 +465,7 @@ def test_what_a_test_destroys_is_named(
     result.assert_outcomes(passed=3, failed=1)
     run = json.loads((nets.path / "run.json").read_text())
     ids = [test["id"].partition("::")[2] for test in run["tests"]]
-    assert ids == ["test_deletes", "test_after"]
+    assert ids == ["test_deletes", "test_dies", "test_after"]
     dead, deleted = run["notes"]
     assert dead == "test_it.py::test_dies ended its process: what it inspected is lost"
     assert deleted.startswith("test_it.py::test_before is missing: ")

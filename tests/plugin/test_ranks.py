@@ -234,6 +234,7 @@ def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
         "test_recorded": 2,
         "test_unhealthy_on_rank_1": 1,
         "test_unhealthy_on_all": 1,
+        "test_crashes": 0,
     }
     assert made["test_unhealthy_on_rank_1"]["outcome"] == "failed"
     assert made["test_unhealthy_on_rank_1"]["results"][0]["violations"]
