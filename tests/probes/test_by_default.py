@@ -36,6 +36,12 @@ class Reader(nn.Module):
         return self.head(self.block(x if self.places == "unused" else placed, src_mask=mask))
 
 
+def constant(reader: Reader) -> Reader:
+    """Return a model whose positions start as one, and part by training."""
+    nn.init.ones_(reader.table.weight)
+    return reader
+
+
 def language(output: Tensor, target: Tensor) -> Tensor:
     """Return the cross entropy of each step."""
     return F.cross_entropy(output.transpose(1, 2), target)
@@ -63,6 +69,7 @@ NEXT, BEFORE = IDS.roll(-1, 1), IDS.roll(1, 1)
         (lambda: Reader("centred"), NEXT, language, "samples see each other", "applicable"),
         (lambda: Reader("unused", False), NEXT, language, "no effect", "position_effect"),
         (lambda: Reader(causal=False), NEXT, language, "", "position_effect"),
+        (lambda: constant(Reader(causal=False)), NEXT, language, "", "position_effect"),
     ],
 )
 def test_what_is_seen_is_said(

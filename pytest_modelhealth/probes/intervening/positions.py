@@ -48,7 +48,7 @@ def _of_batch(flow: Flow) -> set[int]:
 def what_positions_do(runs: Runs) -> Effects:
     """Permute the steps of a copy in float64; an output that only follows knows no positions.
 
-    Parameters of zeros get random numbers in it: gates and tables that open by training.
+    Constant parameters get random numbers in it: gates and tables that open by training.
     """
     given = [tensor for tensor in runs.tensors if tensor.ndim > 1]
     if len(given) != 1 or runs.has_others or given[0].shape[_AT] < _SHORTEST:
@@ -61,8 +61,8 @@ def what_positions_do(runs: Runs) -> Effects:
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for parameter in model.parameters():
-            if not parameter.any():
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+            if parameter.numel() and parameter.amin() == parameter.amax():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     ran = list[list[Tensor]]()
     for index in (torch.arange(length), order):
         batch = runs.changed(
