@@ -101,7 +101,10 @@ def _all_pairs(flow: Flow) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
             continue
         one, other, _ = sizes
         held = (vertices[n] for operand in vertex.operands for n in flow.as_it_is(operand))
-        is_meant = any(v.call < 0 and v.has("view") and not v.has("copy") for v in held)
+        is_meant = any(  # `x[:, None]` is an `unsqueeze`; to squeeze is to forget the other side
+            v.call < 0 and (v.facts.get("sizes") or v.has("slice") or v.name == "unsqueeze")
+            for v in held
+        )
         if len(one) != len(other) and math.prod(one) == math.prod(other) and not is_meant:
             return one, other
     return None
