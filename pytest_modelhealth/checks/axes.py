@@ -108,12 +108,12 @@ class Run:
         is_single = all(one.count(samples) < 2 for one in (self.first, *sizes))
         return is_told and is_single and number in self.given
 
-    def is_scaled(self, number: int, width: int) -> bool:
-        """Whether a vertex, in any layout, is something divided by the root of a width."""
+    def is_scaled(self, number: int, width: int, power: float = -0.5) -> bool:
+        """Whether a vertex, in any layout, is something times a power of a width."""
         vertex = self.vertices[self.flow.as_it_is(number)[-1]]
-        root = width ** (0.5 if vertex.has("quotient") else -0.5)
+        factor = width ** (-power if vertex.has("quotient") else power)
         is_factor = width > 1 and vertex.has("product", "quotient")
-        return is_factor and math.isclose(vertex.facts.get("number", 0.0), root, rel_tol=1e-4)
+        return is_factor and math.isclose(vertex.facts.get("number", 0.0), factor, rel_tol=1e-4)
 
 
 def _reshaped(run: Run) -> Faults:
@@ -277,18 +277,13 @@ def _scaled(run: Run) -> Faults:
         width = facts["operands"][0][-1]
         views = (view for operand in product.operands for view in run.views(operand))
         wholes = {old[-1] for old, new in views if len(old) < len(new) and old[-1] > width}
-        for one in (run.vertices[n] for n in run.takers[number] if width > 1):
-            scale = one.facts.get("number", 0.0) if one.has("product", "quotient") else 0.0
-            scale = 1.0 / scale if scale and one.has("quotient") else scale
-            how, root = ("multiplied", width) if scale > 1.0 else ("divided", 0)
-            for whole in wholes if scale < 1.0 else ():
-                root = whole if math.isclose(scale, whole**-0.5, rel_tol=1e-4) else root
-            if root and math.isclose(max(scale, 1 / scale), root**0.5, rel_tol=1e-4):
+        wrong = [(width, 0.5, "multiplied"), *((whole, -0.5, "divided") for whole in wholes)]
+        later = () if "scale" in facts else run.takers[number]  # a fused one gives out no scores
+        for root, power, how in wrong:
+            if any(run.is_scaled(n, root, power) for n in later):
                 what = f"scores of queries and keys of {width} numbers are {how} by the root of "
                 yield number, f"{what}{root}", f"{width} ** -0.5 is the usual factor", "warn"
-        is_scaled = any(run.is_scaled(n, width) for n in run.takers[number])
-        if "scale" in facts:
-            is_scaled = facts["scale"] is None
+        is_scaled = any(run.is_scaled(n, width) for n in later) or facts.get("scale", 1.0) is None
         taken = product.operands[:2] if is_scaled else ()
         if run.given.issuperset(taken) and any(run.is_scaled(one, width) for one in taken):
             what = f"scores are divided by the root of {width}, and so were queries or keys"

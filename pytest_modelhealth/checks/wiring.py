@@ -175,9 +175,10 @@ def _switches(observation: Observation, modules: _Modules) -> Iterator[Finding]:
     A class may have it of its own, to say how it was made: then all of its weights are so.
     """
     for record in observation.layers.values():
-        flag = record.options.get("requires_grad")
-        held = [one for one in modules.get(record.name, ()) if one.parameters]
-        if isinstance(flag, bool) and any(bool(trainable(one)) is not flag for one in held):
+        if not isinstance(flag := record.options.get("requires_grad"), bool):
+            continue
+        held = (one for one in modules.get(record.name, ()) if one.parameters)
+        if any(bool(trainable(one)) is not flag for one in held):
             state = "learn" if flag is False else "are frozen"
             yield WIRING.fault(
                 record,
