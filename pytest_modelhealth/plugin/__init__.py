@@ -65,6 +65,10 @@ _OPTIONS: dict[str, tuple[str, str, str]] = {
 """What loads the part beside it: a module, or one of the plugins in it."""
 
 
+RESULTS = "modelhealth_results"
+"""Under which xdist's workers are told where to write down what tests inspect."""
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the parts that every run needs."""
     # pytest rewrites the asserts of whatever comes with a plugin, keeps the result apart and reads
@@ -130,7 +134,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker is None:
         is_wanted = any(config.hook.pytest_modelhealth_wants_run(config=config))
     else:
-        is_wanted = "modelhealth_results" in worker
+        is_wanted = RESULTS in worker
     if is_wanted and not config.pluginmanager.is_blocked("modelhealth.recording"):
         from pytest_modelhealth.plugin.recording import record
 

@@ -49,7 +49,7 @@ class OutputFile:
                 where files are written.
         """
         given = config.getoption(self.option)
-        if given is None or config.option.collectonly or hasattr(config, "workerinput"):
+        if config.option.collectonly or hasattr(config, "workerinput"):
             return
         require_wing("runs", self.option)
         if not config.pluginmanager.hasplugin("terminal"):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_modelhealth.plugin import RESULTS
 from pytest_modelhealth.plugin.inspections import INSPECTOR, headline
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
 from pytest_modelhealth.wings import wing
@@ -25,7 +26,6 @@ from pytest_modelhealth.wings import wing
 if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run
 
-_FOLDER = "modelhealth_results"
 _MESSAGE = pytest.StashKey[str]()
 _Made = tuple[Any, Path, int]
 """A result, and the line that made it."""
@@ -36,7 +36,7 @@ _MADE = pytest.StashKey[list[_Made]]()
 def record(config: pytest.Config) -> None:
     """Record in this process: the one that reports, or a worker of xdist."""
     worker = getattr(config, "workerinput", None)
-    folder = Path(tempfile.mkdtemp(prefix="modelhealth-") if worker is None else worker[_FOLDER])
+    folder = Path(tempfile.mkdtemp(prefix="modelhealth-") if worker is None else worker[RESULTS])
     config.pluginmanager.register(_Recorder(folder), "modelhealth.recorder")
     if worker is None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -138,7 +138,7 @@ class _Collector:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[_FOLDER] = str(self._folder)
+        node.workerinput[RESULTS] = str(self._folder)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when not in ("setup", "call", "teardown"):

@@ -13,6 +13,8 @@ def pytest_modelhealth_attach(
     item: pytest.Item, report: pytest.TestReport, evidence: Evidence
 ) -> None:
     """Make an extra of each figure; of failing subtests pytest-html shows the last one's."""
+    if not item.config.getoption("htmlpath", None):  # under torchrun all but the first process
+        return
     from pytest_html import extras
 
     report.extras = [  # type: ignore[attr-defined]

@@ -140,17 +140,17 @@ def pytest_configure(config: pytest.Config) -> None:
         except InspectionError as error:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(replay, "modelhealth.replay_outcome")
-    elif (given := config.getoption(OPTION)) is not None:
+    else:
         require_wing("bundles", OPTION)
-        config.option.modelhealth_replay = str(writable(config, OPTION, given))
+        directory = writable(config, OPTION, config.getoption(OPTION))
+        config.option.modelhealth_replay = str(directory)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Have the inspectors of this test save what fails."""
-    directory = item.config.getoption(OPTION)
-    if directory is not None and item.config.getoption(_FROM) is None:
-        item.stash[_RECORDER] = _Recorder(item, Path(directory))
+    if item.config.getoption(_FROM) is None:
+        item.stash[_RECORDER] = _Recorder(item, Path(item.config.getoption(OPTION)))
         item.stash[AROUND] = item.stash[_RECORDER].run
 
 

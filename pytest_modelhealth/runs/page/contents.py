@@ -29,7 +29,7 @@ def contents(run: Run) -> dict[str, Any]:
     outcomes = Counter(entry["outcome"] for entry in entries)
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
     inspected, ran = sum(one["inspected"] for one in entries), run.head.get("ran", len(entries))
-    status = run.head.get("exit_status")
+    status = f"exit status {run.head.get('exit_status', 'unknown')}"
     created, environment = str(run.head.get("created", "")), run.head.get("environment", {})
     versions = [
         f"{name} {environment[key]}" for key, name in _VERSIONS.items() if environment.get(key)
@@ -39,7 +39,7 @@ def contents(run: Run) -> dict[str, Any]:
         "verdicts": [(f"{verdicts[one]:,} {one}", _tone(one)) for one in order],
         "outcomes": f"{inspected:,} of {plural(ran, 'test')} inspected a model; {counts}",
         "created": created.replace("T", " ").replace("+00:00", " UTC"),
-        "about": [*versions, environment.get("platform", ""), f"exit status {status}"],
+        "about": [*versions, *filter(None, [environment.get("platform")]), status],
         "notes": run.head.get("notes", ()),
     }
 
