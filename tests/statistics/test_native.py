@@ -296,7 +296,10 @@ def test_threads_find_what_is_there_in_any_small_tensor(
 
 
 def threads_made(values: Tensor, threads: int | None) -> int:
-    """Return how many threads a runtime that has none makes for a tensor."""
+    """Return how many threads a runtime that has none makes for a tensor.
+
+    The least of three counts: a thread that pytest or torch starts meanwhile only adds to one.
+    """
 
     def running() -> set[str]:
         return {task.name for task in Path("/proc/self/task").iterdir()}
@@ -306,9 +309,12 @@ def threads_made(values: Tensor, threads: int | None) -> int:
         reduced(values, None, threads)
         return len(running() - before)
 
-    with ThreadPoolExecutor(1) as fresh:  # OpenMP has other threads for each that calls it
-        fresh.submit(int).result()
-        return fresh.submit(count).result()
+    def alone() -> int:
+        with ThreadPoolExecutor(1) as fresh:  # OpenMP has other threads for each that calls it
+            fresh.submit(int).result()
+            return fresh.submit(count).result()
+
+    return min(alone() for _ in range(3))
 
 
 @needs_openmp
