@@ -36,7 +36,8 @@ class Run:
         self.samples = observation.samples // max(observation.batches, 1)
         self.steps, self.first = given[1] if len(given) > 1 else 0, given
         # the calls of a softmax, by the number that facts have of each
-        self.softmaxes = {v.facts["made"]: n for n, v in made if "made" in v.facts}
+        self._told = [(n, v) for n, v in made if v.facts]
+        self.softmaxes = {v.facts["made"]: n for n, v in self.having("made")}
 
     def findings(self, rule: Callable[[Run], Faults]) -> Iterator[Finding]:
         """Yield what a rule says, a line of code once."""
@@ -52,7 +53,7 @@ class Run:
 
     def having(self, *facts: str) -> Iterator[tuple[int, Vertex]]:
         """Yield the vertices of which one of these was read."""
-        return ((n, v) for n, v in enumerate(self.vertices) if not v.facts.keys().isdisjoint(facts))
+        return ((n, v) for n, v in self._told if not v.facts.keys().isdisjoint(facts))
 
     def layer_of(self, number: int) -> str:
         """Return the layer whose code runs an operation, or which a call is of."""

@@ -93,6 +93,8 @@ def _dead(record: LayerRecord) -> tuple[float, ...]:
         fraction = 1.0
     if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
         return (fraction,)
+    if not out.dead_fraction:
+        return fraction, 0.0
     held = ~out.units.alive & (given.units.maximum < -max(out.max, 0.0))
     return fraction, float(held.mean())
 

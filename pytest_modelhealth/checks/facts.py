@@ -174,17 +174,21 @@ def linear_maps(record: LayerRecord) -> list[LinearMap]:
     maps = []
     for name, statistics in record.parameters.items():
         shape = statistics.shape
-        if any(
-            len(shape) == len(other.shape) > 2
-            and shape != other.shape
-            and all(own in (1, size) for own, size in zip(shape, other.shape, strict=True))
-            for other in record.parameters.values()
-        ):
+        if len(shape) < 2 or (len(shape) > 2 and _is_broadcast(shape, record)):
             continue
-        fans = _fans(record, name, statistics.shape)
+        fans = _fans(record, name, shape)
         if fans is not None and statistics.count and not statistics.nonfinite_count:
             maps.append(LinearMap(name, statistics, *fans))
     return maps
+
+
+def _is_broadcast(shape: tuple[int, ...], record: LayerRecord) -> bool:
+    """Whether what has a shape may be broadcast over another parameter of its layer."""
+    others = (s.shape for s in record.parameters.values() if len(s.shape) == len(shape))
+    return any(
+        shape != other and all(own in (1, size) for own, size in zip(shape, other, strict=True))
+        for other in others
+    )
 
 
 def is_scale(shape: tuple[int, ...]) -> bool:

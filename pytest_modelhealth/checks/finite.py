@@ -310,7 +310,7 @@ normally distributed values with half of them below it, it is 1.5 times that num
 
 def headroom(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the first layer of each role that comes too near an end of its dtype, or the last."""
-    planned, inner = settings["planned_dtype"].value, leaves(observation)
+    planned, inner = str(settings["planned_dtype"].value), leaves(observation)
     for role in ("activations", "parameters", "gradients", "parameter_gradients"):
         large: list[Finding] = []
         small: list[Finding] = []
@@ -318,8 +318,10 @@ def headroom(observation: Observation, settings: Settings) -> Iterator[Finding]:
             for tensor, statistics in record.tensors(role).items():
                 if statistics.count - statistics.zero_count < _FEWEST_VALUES:
                     continue
-                for dtype in sorted({statistics.dtype, str(planned)} & _LARGEST.keys()):
-                    large += _overflow(record, role, tensor, dtype, settings)
+                for dtype in sorted({statistics.dtype, planned} & _LARGEST.keys()):
+                    used = statistics.abs_max / _LARGEST[dtype]
+                    if settings.exceeded("max_range_used", record.name, used) is not None:
+                        large += _overflow(record, role, tensor, dtype, settings)
                     if dtype == "float16" and role != "activations":
                         small += _underflow(record, role, tensor, settings)
         yield from (*large[:1], *small[-1:])

@@ -85,11 +85,12 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     for record in walk.records:
         # the L2 norm; over several batches, the root mean square of theirs
         squares = math.fsum(s.norm**2 for s in record.parameter_gradients.values())
-        norm, why = math.sqrt(squares / observation.batches), _what_makes_it(record, observation)
+        norm = math.sqrt(squares / observation.batches)
         for name, word in (("max_grad_norm", "over"), ("min_grad_norm", "under")):
             if (limit := settings.exceeded(name, record.name, norm)) is not None:
                 message = f"gradient norm {norm:.3g} is {word} {limit.value:g}"
-                yield GRAD_NORM.violation(record, message, value=norm, limit=limit, cause=why)
+                cause = _what_makes_it(record, observation)
+                yield GRAD_NORM.violation(record, message, value=norm, limit=limit, cause=cause)
     yield from _exploding(walk, settings)
     yield from list(_vanishing(walk, settings)) or _unmoving(walk)
 
@@ -184,9 +185,11 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     if all(part >= limits[name].value for name, part in parts.items()):
         return
     gates = _gates(walk)
-    opened = flow.sweep(
-        lambda layer, came: min(gates.get(layer, 1.0), came or 1.0), min, back=True, by="gradient"
-    )
+    opened = dict[str, float]()
+    if gates:
+        opened = flow.sweep(
+            lambda n, came: min(gates.get(n, 1.0), came or 1.0), min, back=True, by="gradient"
+        )
     weak = {name for name in parts if parts[name] < limits[name].value * opened.get(name, 1.0)}
     strong = parts.keys() - weak
     fed = flow.sweep(lambda layer, came: came or layer in strong or None, max, by="gradient")
@@ -265,18 +268,23 @@ def _gates(walk: _Walk) -> dict[str, float]:
     The gradient before a gate is small by its start alone, and grows with its first steps. It
     scales a branch that is added to what goes past it, or is the end of the model.
     """
-    gates = dict[str, float]()
-    weighted = {r.name: 1.0 for r in called(walk.observation) if linear_maps(r)}
-    before_weights = nearest(walk.observation, weighted, back=True)
+    small = dict[str, float]()
     for record in walk.records:
         parts = [s.rms for s in trainable(record).values() if is_scale(s.shape)]
         parts += [max((m.scale_by_fan_out for m in linear_maps(record)), default=0.0)]
-        small = [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]
-        own = [dotted(record.name, name) for name in record.parameters]
-        is_added = any(map(walk.flow.is_added, (*enclosing(record.name), *own)))
-        if small and (is_added or record.name not in before_weights):
-            gates[record.name] = min(small)
-    return gates
+        if parts := [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]:
+            small[record.name] = min(parts)
+    if not small:
+        return small
+    weighted = {r.name: 1.0 for r in called(walk.observation) if linear_maps(r)}
+    before_weights = nearest(walk.observation, weighted, back=True)
+
+    def is_gate(name: str) -> bool:
+        own = (dotted(name, parameter) for parameter in walk.observation.layers[name].parameters)
+        is_added = map(walk.flow.is_added, (*enclosing(name), *own))
+        return name not in before_weights or any(is_added)
+
+    return {name: part for name, part in small.items() if is_gate(name)}
 
 
 _LEAST_SINGLE_CHANGE = math.log(1e3)

@@ -261,10 +261,12 @@ def _draws(observation: Observation, flow: Flow) -> Faults:
     vertices = flow.graph.vertices
     to_loss = flow.walk([flow.graph.loss or 0], "gradient", back=True)
     for number, vertex in enumerate(vertices):
+        if not vertex.has("sample"):
+            continue
         made_by = {held for operand in vertex.operands for held in flow.as_it_is(operand)}
         origins = {held for held in made_by if vertices[held].live}
         is_flat = not vertex.live or vertex.has("flat")  # of bernoulli gradients of zero come
-        if not vertex.has("sample") or not is_flat or not origins:
+        if not is_flat or not origins:
             continue
         between = flow.walk([number], "from operations")
         taking = {n for n in between & to_loss if flow.homes[n] is not None}

@@ -93,12 +93,13 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
         if not record.functional:
             groups[parent(record.name), modules.form(record.name)].append(record.name)
     for (holder, _), names in groups.items():
-        never = [name for name in names if not modules.ran(name)]
+        if not (never := [name for name in names if not modules.ran(name)]):
+            continue
         callers: dict[int, list[Call]] = defaultdict(list)
         for call in (call for name in names if name in flow for call in flow.calls(name)):
             callers[call.parent].append(call)
         counts = {len(calls) for calls in callers.values()}
-        if not never or counts != {len(names)} or not modules.trainable(never[0]):
+        if counts != {len(names)} or not modules.trainable(never[0]):
             continue
         calls = callers[min(callers)]
         layer, times = Counter(call.layer for call in calls).most_common(1)[0]
@@ -245,11 +246,13 @@ _FEWEST_BLOCKS = 4
 
 def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
     """Yield blocks in the middle of a list that run other operations or layers than all others."""
-    layers, names = observation.layers, dict.fromkeys(call.layer for call in flow.graph.calls)
-    numbered = (name for name in names if name.rpartition(".")[2].isdigit())
-    for alike in dict.fromkeys(tuple([*members(name, layers)][-1][0]) for name in numbered):
+    layers, names = observation.layers, (call.layer for call in flow.graph.calls)
+    lists = {parent(name): name for name in names if name.rpartition(".")[2].isdigit()}
+    for alike in ([*members(name, layers)][-1][0] for name in lists.values()):
+        if len(alike) < _FEWEST_BLOCKS or len({layers[name].type_name for name in alike}) > 1:
+            continue
         ran = [flow.calls(name) if name in flow else () for name in alike]
-        if len(alike) < _FEWEST_BLOCKS or {len(c) for c in ran} != {1}:
+        if {len(calls) for calls in ran} != {1}:
             continue
         sizes = [
             tuple(None if seen is None else seen.shape for seen in (own.inputs, own.activations))

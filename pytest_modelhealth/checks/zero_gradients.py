@@ -107,9 +107,10 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
         return
     flow = flow_of(observation)
     names: dict[str, list[str]] = defaultdict(list)  # of parameters, by what the flow calls them
+    is_routed, inner = any(v.has("route") for v in flow.graph.vertices), {*flow.layers}
     for full, record in zero.items():
-        name = record.name if record.name in flow.layers else full
-        if name in flow and not _is_by_design(name, record, observation, flow):
+        name = record.name if record.name in inner else full
+        if name in flow and not _is_by_design(name, record, observation, is_routed):
             names[name].append(full)
     records = {name: zero[own[0]] for name, own in names.items()}
     # what is given zeros by others follows from these
@@ -136,19 +137,23 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
         yield _finding(record, tensors, way, affected, observation)
 
 
-def _is_by_design(name: str, record: LayerRecord, observation: Observation, flow: Flow) -> bool:
+def _is_by_design(
+    name: str, record: LayerRecord, observation: Observation, is_routed: bool
+) -> bool:
     """Whether a layer gives out nothing, is given a constant as first queries are, or was routed.
 
     That is: one in its place in a list learns beside it, and the flow shows a choice.
     """
+    flow = flow_of(observation)
     if is_in_an_empty_part(record, observation):
         return True
     origins = flow.origins(*(number for call in flow.calls(name) for number in call.inputs))
     if origins and all(flow.graph.vertices[number].kind == "constant" for number in origins):
         return True
+    if name != record.name or not is_routed:
+        return False
     alike = {other for _, there in members(name, observation.layers) for other in there}
-    is_routed = name == record.name and any(v.has("route") for v in flow.graph.vertices)
-    return is_routed and not alike <= {name, *flow.feeding(name), *flow.reach(name)}
+    return not alike <= {name, *flow.feeding(name), *flow.reach(name)}
 
 
 def _trial(observation: Observation) -> ProbeRecord | None:

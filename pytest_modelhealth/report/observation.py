@@ -242,7 +242,7 @@ class LayerRecord:
                 f"unknown role {what!r}{suggest(what, ROLES)} Roles: {', '.join(ROLES)}."
             )
         seen = getattr(self, what)
-        if isinstance(seen, Mapping):
+        if what in ROLES[3:]:
             return dict(seen)
         return {} if seen is None else {"": seen}
 

@@ -230,7 +230,8 @@ class TensorStatistics:
     @property
     def abs_max(self) -> float:
         """Largest magnitude."""
-        return max(abs(self.min), abs(self.max))
+        low, high = -self.min, self.max
+        return low if low > high else abs(high)
 
     @property
     def zero_fraction(self) -> float:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
@@ -69,10 +70,10 @@ def layer_records(
         kind, became = layer.kind, reasons.get(layer) or _status(layer, backward)
         if kind is not None and kind not in defined:
             defined[kind] = definitions(kind)
-        statistics: dict[str, Any] = {
-            role: {name: entry.statistics for name, entry in own.get((layer, role), {}).items()}
-            for role in ("parameters", "parameter_gradients", "buffers")
-        }
+        statistics: dict[str, Any] = {}
+        for role in ("parameters", "parameter_gradients", "buffers"):
+            held = own.get((layer, role)) if layer.holds else None
+            statistics[role] = {n: e.statistics for n, e in held.items()} if held else {}
         return _record(layer, became, () if kind is None else defined[kind], statistics)
 
     return LayerRecords(by_name, make)
@@ -86,14 +87,14 @@ def _record(
 ) -> LayerRecord:
     for role in ("inputs", "activations", "gradients"):
         statistics[role] = merged_entries(layer.entries(role))
-    values = {name: getattr(layer, name) for name in _AS_THEY_ARE}
+    values = dict(zip(_AS_THEY_ARE, _as_they_are(layer), strict=True))
     values.update(
         statistics,
         status=became[0],
         reason=became[1],
         unreached=frozenset(layer.unreached),
         read_in_vain=frozenset(name for name, is_read in layer.unreached.items() if is_read),
-        nonfinite_calls=_nonfinite_calls(layer),
+        nonfinite_calls=_nonfinite_calls(layer, statistics),
         watched=layer.roles,
         source=layer.source or line_of(layer.place),
         options={**layer.options, **(_scores(layer) if layer.functional else {})},
@@ -112,17 +113,20 @@ def _record(
 
 
 _OWN = {"options", "placements", "source", "tied", "unreached", "zero_slices"}
-_AS_THEY_ARE = {f.name for f in fields(Layer)} & {f.name for f in fields(LayerRecord)} - _OWN
+_AS_THEY_ARE = [*({f.name for f in fields(Layer)} & {f.name for f in fields(LayerRecord)} - _OWN)]
 """What is known of a layer under the same name while it runs and after."""
+_as_they_are = attrgetter(*_AS_THEY_ARE)
 
 
-def _nonfinite_calls(layer: Layer) -> dict[str, int]:
+def _nonfinite_calls(layer: Layer, merged: Mapping[str, Any]) -> dict[str, int]:
     """Return in which call each role first held a NaN or positive infinity.
 
     What was merged, or differs in number from call to call, does not tell.
     """
     first = {}
     for role in ("inputs", "activations"):
+        if merged[role] is None or not merged[role].nonfinite_count:
+            continue
         entries = layer.entries(role)
         per_call, rest = divmod(len(entries), max(layer.calls, 1))
         for index, entry in enumerate(entries if per_call and not rest else ()):

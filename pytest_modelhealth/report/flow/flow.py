@@ -207,20 +207,20 @@ class Flow(Index):
             back: from the ends to the sources: what those after a layer pass back to it.
         """
         vertices, before = self.graph.vertices, self.ways(by, back=not back)
+        homes, named = self.homes, self.named
         came: list[T | None] = [None] * len(vertices)
         passed: list[T | None] = [None] * len(vertices)
         found: dict[str, T] = {}
         for number in reversed(range(len(vertices))) if back else range(len(vertices)):
-            value, home, call = None, self.homes[number], vertices[number].call
+            value, home, call = None, homes[number], vertices[number].call
             for other in before[number]:
-                is_inner = home is not None and home == self.homes[other]
+                is_inner = home is not None and home == homes[other]
                 is_inner = is_inner and call == vertices[other].call  # of one call of a layer
                 given = (came if is_inner else passed)[other]
                 if given is not None:
                     value = given if value is None else join(value, given)
             came[number] = value
-            names = self.named(number)
-            for name in reversed(names) if back else names:
+            for name in reversed(named[number]) if back else named[number]:
                 if value is not None:
                     found[name] = join(found[name], value) if name in found else value
                 value = pass_on(name, value)

@@ -247,15 +247,16 @@ class Index:
 
     # Words.
 
-    def named(self, number: int) -> list[str]:
-        """Return the layer or source that a vertex is of, and those that hold it and return it."""
-        home, made_in = self.homes[number], self._vertices[number].call
-        names = [] if home is None else [home]
-        for call in reversed(self._returned_by.get(number, ())):
-            last = self.graph.calls[call].last
-            if call != last and call <= made_in <= last:
-                names.append(self.graph.calls[call].layer)
-        return names
+    @cached_property
+    def named(self) -> list[list[str]]:
+        """The layer or source that each vertex is of, and those that hold it and return it."""
+        named = [[] if home is None else [home] for home in self.homes]
+        for number, returning in self._returned_by.items():
+            for call in reversed(returning):
+                last, made_in = self.graph.calls[call].last, self._vertices[number].call
+                if call != last and call <= made_in <= last:
+                    named[number].append(self.graph.calls[call].layer)
+        return named
 
     def cut(self, number: int, operand: int, among: set[int]) -> Cut:
         """Return the cut that a vertex makes between an operand of it and what comes after.

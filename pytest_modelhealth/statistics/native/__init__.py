@@ -37,7 +37,7 @@ _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 
 _RESULT = struct.Struct("=7q4d4q")
 _RESULT_WORDS = 16
-_FORM, _NANS, _ZERO_COUNT, _MIN, _MAX = 1, 2, 5, 9, 10  # the words of a result that have it
+_NANS, _ZERO_COUNT, _MIN, _MAX = 2, 5, 9, 10  # the words of a result that have it
 _PAGE_WORDS = 1 << 16
 _PLACE_BITS = 40  # of a place, for the word in its page; the rest is the number of the page
 
@@ -148,6 +148,7 @@ class _Page:
         self.pairs = self.integers.reshape(-1, 2)
         self.bytes = self.integers.view(np.bool_)
         self.memory = self.bytes.data
+        self.words = self.integers.data  # of Python's integers
         self.address = int(self.integers.ctypes.data)
 
     def read_out(
@@ -162,16 +163,6 @@ class _Page:
             units = UnitStatistics(alive, low[:count], high[:count], observations)
         at += _words_of_units(count)
         return ExponentCounts(lowest, self.pairs[at // 2 : at // 2 + rows]), units
-
-    def subject(self, start: int) -> Subject:
-        """Return what the kernel knew of the tensor whose result is at `start`."""
-        form = int(self.integers[start + _FORM])
-        rows, units = _RESULT.unpack_from(self.memory, 8 * start)[-2:]
-        at = start + _RESULT_WORDS + _words_of_units(units) + 2 * rows
-        shape = tuple(self.integers[at : at + (form >> 8 & 0xFF)].tolist())
-        dim = (form >> 16) - 1
-        observations = None if dim < 0 else math.prod(shape[:dim])
-        return Subject(math.prod(shape), shape, _DTYPES[form & 0xFF], "cpu", observations)
 
 
 def _words_of_units(count: int) -> int:
@@ -322,32 +313,42 @@ class Results:
         """
         page = self._pages[place >> _PLACE_BITS]
         start = place & (1 << _PLACE_BITS) - 1
-        subject = subject or page.subject(start)
         made = _ReadOutLater.__new__(_ReadOutLater)
         (
             _,
-            _,
+            form,
             made.nan_count,
             made.positive_inf_count,
             made.negative_inf_count,
             made.zero_count,
-            _,
+            finite_count,
             made.mean,
             made.std,
             made.min,
             made.max,
             is_sampled,
-            *_,
+            _,
+            rows,
+            units,
         ) = _RESULT.unpack_from(page.memory, 8 * start)
-        made.count = subject.count
-        made.shape = subject.shape
-        made.dtype = subject.dtype
-        made.device = subject.device
+        if subject is None:  # what the kernel knew of the tensor
+            at = start + _RESULT_WORDS + (_words_of_units(units) if units else 0) + 2 * rows
+            shape, dim = tuple(page.words[at : at + (form >> 8 & 0xFF)]), (form >> 16) - 1
+            made.count = finite_count + made.nonfinite_count
+            made.shape, made.dtype, made.device = shape, _DTYPES[form & 0xFF], "cpu"
+            observations = None if dim < 0 else math.prod(shape[:dim])
+        else:
+            made.count, made.shape, observations = (
+                subject.count,
+                subject.shape,
+                subject.observations,
+            )
+            made.dtype, made.device = subject.dtype, subject.device
         made.histogram_sampled = bool(is_sampled)
         made.first_nonfinite = first_nonfinite
-        if subject.observations is None:
+        if observations is None:
             made.units = None
-        made._page, made._start, made._observations = page, start, subject.observations
+        made._page, made._start, made._observations = page, start, observations
         return made
 
 
