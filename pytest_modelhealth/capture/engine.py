@@ -157,17 +157,12 @@ def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
             f"compiled='observe' needs a compiled model, and nothing in {_describe(model)} is: "
             "pass torch.compile(model)"
         )
+    missing = why_missing("capture.deployed")
     raise InspectionError(
         f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module, a "
-        "torch.export.ExportedProgram or an ONNX model."
-        f"{_hint(model)}{_without_deployed()}"
+        f"torch.export.ExportedProgram or an ONNX model.{_hint(model)}"
+        f"{f' A model that left Python is no module: {missing}.' if missing else ''}"
     )
-
-
-def _without_deployed() -> str:
-    """Return why a model that left Python is not known, where that is why."""
-    missing = why_missing("capture.deployed")
-    return f" A model that left Python is no module: {missing}." if missing else ""
 
 
 def _hint(model: object) -> str:

@@ -116,8 +116,10 @@ def completed(record: LayerRecord) -> int:
     return -1 if record.completed is None else record.completed
 
 
-def trainable(record: LayerRecord) -> dict[str, TensorStatistics]:
+def trainable(record: LayerRecord) -> Mapping[str, TensorStatistics]:
     """Return the layer's own parameters that require gradients."""
+    if not record.frozen:
+        return record.parameters
     return {name: s for name, s in record.parameters.items() if name not in record.frozen}
 
 
@@ -174,21 +176,16 @@ def linear_maps(record: LayerRecord) -> list[LinearMap]:
     maps = []
     for name, statistics in record.parameters.items():
         shape = statistics.shape
-        if len(shape) < 2 or (len(shape) > 2 and _is_broadcast(shape, record)):
+        fans = _fans(record, name, shape) if len(shape) > 1 else None
+        others = (s.shape for s in record.parameters.values() if len(s.shape) == len(shape))
+        if len(shape) > 2 and any(
+            shape != other and all(own in (1, size) for own, size in zip(shape, other, strict=True))
+            for other in others
+        ):
             continue
-        fans = _fans(record, name, shape)
         if fans is not None and statistics.count and not statistics.nonfinite_count:
             maps.append(LinearMap(name, statistics, *fans))
     return maps
-
-
-def _is_broadcast(shape: tuple[int, ...], record: LayerRecord) -> bool:
-    """Whether what has a shape may be broadcast over another parameter of its layer."""
-    others = (s.shape for s in record.parameters.values() if len(s.shape) == len(shape))
-    return any(
-        shape != other and all(own in (1, size) for own, size in zip(shape, other, strict=True))
-        for other in others
-    )
 
 
 def is_scale(shape: tuple[int, ...]) -> bool:

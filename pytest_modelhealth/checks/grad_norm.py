@@ -274,17 +274,13 @@ def _gates(walk: _Walk) -> dict[str, float]:
         parts += [max((m.scale_by_fan_out for m in linear_maps(record)), default=0.0)]
         if parts := [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]:
             small[record.name] = min(parts)
-    if not small:
-        return small
-    weighted = {r.name: 1.0 for r in called(walk.observation) if linear_maps(r)}
-    before_weights = nearest(walk.observation, weighted, back=True)
-
-    def is_gate(name: str) -> bool:
+    weighted = {r.name: 1.0 for r in called(walk.observation) if linear_maps(r)} if small else {}
+    before_weights = nearest(walk.observation, weighted, back=True) if small else {}
+    for name in before_weights.keys() & small.keys():
         own = (dotted(name, parameter) for parameter in walk.observation.layers[name].parameters)
-        is_added = map(walk.flow.is_added, (*enclosing(name), *own))
-        return name not in before_weights or any(is_added)
-
-    return {name: part for name, part in small.items() if is_gate(name)}
+        if not any(map(walk.flow.is_added, (*enclosing(name), *own))):
+            del small[name]
+    return small
 
 
 _LEAST_SINGLE_CHANGE = math.log(1e3)

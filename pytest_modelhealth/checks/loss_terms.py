@@ -260,9 +260,7 @@ def _draws(observation: Observation, flow: Flow) -> Faults:
     """Yield random draws by trainable values that pass none of them a gradient, fed to layers."""
     vertices = flow.graph.vertices
     to_loss = flow.walk([flow.graph.loss or 0], "gradient", back=True)
-    for number, vertex in enumerate(vertices):
-        if not vertex.has("sample"):
-            continue
+    for number, vertex in ((n, v) for n, v in enumerate(vertices) if v.has("sample")):
         made_by = {held for operand in vertex.operands for held in flow.as_it_is(operand)}
         origins = {held for held in made_by if vertices[held].live}
         is_flat = not vertex.live or vertex.has("flat")  # of bernoulli gradients of zero come

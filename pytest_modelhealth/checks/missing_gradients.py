@@ -93,9 +93,7 @@ def _detached_states(observation: Observation) -> Iterator[Finding]:
 def _unread(observation: Observation) -> Iterator[Finding]:
     """Tell of parameters that nothing reads, in modules whose reads are seen: a mask token."""
     flow = flow_of(observation)
-    for record in called(observation) if flow.is_exact else ():
-        if not record.unreached:
-            continue
+    for record in (r for r in called(observation) if flow.is_exact and r.unreached):
         full = {name: dotted(record.name, name) for name in record.parameters}
         unread = [n for n in _lacking(record) if n in record.unreached and full[n] not in flow]
         is_seen = record.name not in flow.layers or any(name in flow for name in full.values())

@@ -208,7 +208,9 @@ def _shared(observation: Observation, flow: Flow, modules: _Modules) -> Iterator
         if not record.aliases or record.name not in flow or not modules.trainable(record.name):
             continue
         # a list that is shared itself has each member once
-        homes = Counter(own[parent(name)].name for name in _places(record, own))
+        named = (record.name, *record.aliases)  # one for each place in each object that holds it
+        places = {(own[parent(n)].name, n.rpartition(".")[2]): n for n in named}.values()
+        homes = Counter(own[parent(name)].name for name in places)
         lists = [home for home in homes if layers[home].type_name in having("container")]
         calls = flow.calls(record.name)
         given = {tuple(flow.first_alike[number] for number in call.inputs) for call in calls}
@@ -231,12 +233,6 @@ def _shared(observation: Observation, flow: Flow, modules: _Modules) -> Iterator
     for (message, cause), (record, *others) in stories.items():
         affected = [other.name for other in others]
         yield WIRING.fault(record, message, cause=cause, affected=affected, severity="warn")
-
-
-def _places(record: LayerRecord, own: dict[str, LayerRecord]) -> list[str]:
-    """Return the names of a module, one for each place in each object that holds it."""
-    names = (record.name, *record.aliases)
-    return list({(own[parent(n)].name, n.rpartition(".")[2]): n for n in names}.values())
 
 
 # ---- a block that does otherwise than its siblings ----------------------------------------------
@@ -262,7 +258,14 @@ def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iter
             set(one.outputs) <= set(one.inputs) for (one,) in ran
         ):
             continue  # one that returns what it is given is skipped for a step
-        made = [_made_in(name, flow) for name in alike]
+        made = [  # the layers and operations that each runs, by their own name in it
+            Counter(
+                v.name.removeprefix(f"{name}.") if v.kind == "call" else v.function
+                for v in map(flow.graph.vertices.__getitem__, flow.inside(name))
+                if not v.has("view")
+            )
+            for name in alike
+        ]
         usual = next((one for one in made if made.count(one) == len(made) - 1), None)
         place = next((n for n, one in enumerate(made) if one != usual), 0)
         if usual is None or place in (0, len(made) - 1):
@@ -279,16 +282,6 @@ def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iter
             independent=True,
             severity="warn",
         )
-
-
-def _made_in(layer: str, flow: Flow) -> Counter[str]:
-    """Return the layers and operations that a module runs, by their own name in it."""
-    vertices = (flow.graph.vertices[number] for number in flow.inside(layer))
-    return Counter(
-        v.name.removeprefix(f"{layer}.") if v.kind == "call" else v.function
-        for v in vertices
-        if not v.has("view")
-    )
 
 
 # ---- tables asked for one row -------------------------------------------------------------------

@@ -137,22 +137,20 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
         yield _finding(record, tensors, way, affected, observation)
 
 
-def _is_by_design(
-    name: str, record: LayerRecord, observation: Observation, is_routed: bool
-) -> bool:
+def _is_by_design(name: str, record: LayerRecord, run: Observation, is_routed: bool) -> bool:
     """Whether a layer gives out nothing, is given a constant as first queries are, or was routed.
 
     That is: one in its place in a list learns beside it, and the flow shows a choice.
     """
-    flow = flow_of(observation)
-    if is_in_an_empty_part(record, observation):
+    flow = flow_of(run)
+    if is_in_an_empty_part(record, run):
         return True
     origins = flow.origins(*(number for call in flow.calls(name) for number in call.inputs))
     if origins and all(flow.graph.vertices[number].kind == "constant" for number in origins):
         return True
     if name != record.name or not is_routed:
         return False
-    alike = {other for _, there in members(name, observation.layers) for other in there}
+    alike = {other for _, there in members(name, run.layers) for other in there}
     return not alike <= {name, *flow.feeding(name), *flow.reach(name)}
 
 
@@ -182,12 +180,16 @@ def _finding(
     )
     if record.activations is not None and record.activations.dtype == "float16" and not goes_on:
         cause = UNDERFLOW
+    # a softmax has a single key to weigh; of a score alone `wiring` tells
+    weights = [r.activations for r in calls if r.activation == "softmax"]
+    is_of_one = any(seen is not None and seen.shape[-1:] == (1,) for seen in weights)
+    is_of_one |= any(r.options.get("keys") == 1 for r in calls)
     # of what a batch alone may have left out nothing is sure: a mask, one key, a head at the end
     is_partial = (
         observation.samples < _FEWEST_SAMPLES
         or not flow.is_exact
         or any(v.has("choice") for v in made)
-        or any(map(_weighs_one, calls))
+        or is_of_one
         or _is_masked(made, observation, flow)
         or (not goes_on and any(map(learns, called(observation))))
     )
@@ -205,13 +207,6 @@ def _finding(
         affected=[name for name in observation.layers if name in affected],
         severity="fail" if is_tried and not is_partial else "warn",
     )
-
-
-def _weighs_one(record: LayerRecord) -> bool:
-    """Whether a softmax has a single key to weigh; of a score alone `wiring` tells."""
-    seen = record.activations
-    is_one = record.activation == "softmax" and seen is not None and seen.shape[-1:] == (1,)
-    return is_one or record.options.get("keys") == 1
 
 
 def _is_dead(record: LayerRecord) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import GeneratorType
 from typing import Any, cast
 
@@ -136,8 +137,7 @@ class FunctionalLayers(TorchFunctionMode):
         if torch._C._get_function_stack_at(depth - 1) is not self:
             return None
         torch._C._pop_torch_function_stack()
-        turn_on: Callable[[], None] = self.turn_on
-        return turn_on
+        return partial(torch._C._push_on_torch_function_stack, self)
 
     @property
     def is_on(self) -> bool:

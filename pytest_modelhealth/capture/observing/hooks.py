@@ -27,8 +27,8 @@ from pytest_modelhealth.capture.observing.layer import (
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import (
+    NUMBERS,
     find_tensors,
-    holds_numbers,
     version,
 )
 from pytest_modelhealth.errors import InspectionError
@@ -38,6 +38,7 @@ from pytest_modelhealth.statistics import Entry
 _Unseen = torch._C.DisableTorchFunction  # what we ask of a tensor is no call of the user's
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _tracing_state = torch._C._get_tracing_state
+_compiler: Any = sys.modules["torch.compiler"]
 
 
 @contextmanager
@@ -76,6 +77,8 @@ class Hooks:
 
     An error of ours goes on the record: it must never reach the user's forward or backward.
     """
+
+    may_be_compiled = True  # by torch._dynamo, which knows what it runs by the call alone
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -291,7 +294,7 @@ class Hooks:
         returned: list[Tensor] = []
         entries: list[Entry | None] = []
         for tensor in tensors:
-            if not holds_numbers(tensor):
+            if tensor.dtype not in NUMBERS:
                 continue
             returned.append(tensor)
             dimension = recorder.unit_dimension(layer.kind, tensor)
@@ -399,9 +402,9 @@ class _EnterHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_compiling():
-            return
         hooks, layer = self
+        if _compiler._is_compiling_flag or (hooks.may_be_compiled and is_compiling()):
+            return
         if _tracing_state() is not None:
             layer.traced = True
         else:
@@ -414,8 +417,10 @@ class _CompleteHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if _tracing_state() is None and not is_compiling():
-            hooks, layer = self
+        hooks, layer = self
+        if _compiler._is_compiling_flag or (hooks.may_be_compiled and is_compiling()):
+            return
+        if _tracing_state() is None:
             hooks.complete(layer, output)
 
 

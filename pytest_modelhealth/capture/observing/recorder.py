@@ -247,24 +247,37 @@ class Recorder:
         unit_dimension: int | None,
         version_now: int | None,
     ) -> Entry | None:
-        entry = None
+        entry, known = None, self.reader.known
         if role in layer.roles:
             try:
-                entry = self.reader.read(tensor, unit_dimension, version_now)
-                layer.add(role, entry)
+                # the output of a layer is usually the input of the next and that of its container
+                entry = known.get(tensor, version_now)
+                if entry is None or (unit_dimension is not None and not entry.has_units):
+                    entry = self.reader.ledger.add(tensor, unit_dimension, self.reader.samples)
+                    if version_now is not None:  # a write would not show
+                        known.put(tensor, version_now, entry)
+                if role in layer.seen:
+                    layer.add(role, entry)
+                else:
+                    layer.seen[role] = entry
             except UnsupportedTensorError as error:
                 layer.unsupported = str(error)
-            if self.placement_of is not None:
-                _place(layer, role, self.placement_of(tensor))
-                if role == "activations" and layer.activation is not None:  # element by element
-                    _place(layer, role, layer.placements.get("inputs"))
+        if self._visitor or self._collectors or self.placement_of:
+            self._show(layer, role, tensor, entry, unit_dimension)
+        return entry
+
+    def _show(self, layer: Layer, role: str, tensor: Tensor, entry: Any, unit_dim: Any) -> None:
+        """Show a tensor to those who look on."""
+        if role in layer.roles and self.placement_of is not None:
+            _place(layer, role, self.placement_of(tensor))
+            if role == "activations" and layer.activation is not None:  # element by element
+                _place(layer, role, layer.placements.get("inputs"))
         if self._visitor is not None:
             self._visitor.see(layer.name, role, "", tensor)
         # inputs of other layers were activations before
-        if self._collectors and entry is not None and (role != "inputs" or not layer.name):
+        if entry is not None and (role != "inputs" or not layer.name):
             for collector in self._collectors:
-                collector.see(layer.name, role, tensor, entry, unit_dimension)
-        return entry
+                collector.see(layer.name, role, tensor, entry, unit_dim)
 
     def add_gradient(
         self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None

@@ -87,28 +87,28 @@ def _record(
 ) -> LayerRecord:
     for role in ("inputs", "activations", "gradients"):
         statistics[role] = merged_entries(layer.entries(role))
-    values = dict(zip(_AS_THEY_ARE, _as_they_are(layer), strict=True))
+    record = object.__new__(LayerRecord)
+    # the constructor of a frozen data class sets field by field, at half of all the cost
+    values = vars(record)
+    values.update(zip(_AS_THEY_ARE, _as_they_are(layer), strict=True))
     values.update(
         statistics,
         status=became[0],
         reason=became[1],
         unreached=frozenset(layer.unreached),
-        read_in_vain=frozenset(name for name, is_read in layer.unreached.items() if is_read),
+        read_in_vain=frozenset([name for name, is_read in layer.unreached.items() if is_read]),
         nonfinite_calls=_nonfinite_calls(layer, statistics),
         watched=layer.roles,
         source=layer.source or line_of(layer.place),
-        options={**layer.options, **(_scores(layer) if layer.functional else {})},
-        tied=dict(layer.tied),
-        zero_slices=dict(layer.zero_slices),
-        placements=dict(layer.placements),
+        options=dict(layer.options) | (_scores(layer) if layer.functional else {}),
+        tied=dict(layer.tied) if layer.tied else {},  # most have none
+        zero_slices=dict(layer.zero_slices) if layer.zero_slices else {},
+        placements=dict(layer.placements) if layer.placements else {},
         definitions=places,
         largest={},
         nonfinite={},
         ill_ranks={},
     )
-    record = object.__new__(LayerRecord)
-    # the constructor of a frozen data class sets field by field, at half of all the cost
-    vars(record).update(values)
     return record
 
 
@@ -124,9 +124,8 @@ def _nonfinite_calls(layer: Layer, merged: Mapping[str, Any]) -> dict[str, int]:
     What was merged, or differs in number from call to call, does not tell.
     """
     first = {}
-    for role in ("inputs", "activations"):
-        if merged[role] is None or not merged[role].nonfinite_count:
-            continue
+    roles = [r for r in ("inputs", "activations") if merged[r] and merged[r].nonfinite_count]
+    for role in roles:
         entries = layer.entries(role)
         per_call, rest = divmod(len(entries), max(layer.calls, 1))
         for index, entry in enumerate(entries if per_call and not rest else ()):

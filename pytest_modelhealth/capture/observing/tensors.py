@@ -117,7 +117,7 @@ def _own(value: object, name: str) -> Any:
 
 
 _DTYPES = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)]
-_NUMBERS = frozenset(
+NUMBERS = frozenset(
     {dtype for dtype in _DTYPES if dtype.is_floating_point or dtype.is_complex}
     | {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 )
@@ -126,7 +126,7 @@ _NUMBERS = frozenset(
 
 def holds_numbers(tensor: Tensor) -> bool:
     """Whether a tensor is of one of the dtypes of numbers."""
-    return tensor.dtype in _NUMBERS
+    return tensor.dtype in NUMBERS
 
 
 NEVER_LAZY = frozenset({Tensor, nn.Parameter})
@@ -218,7 +218,7 @@ class Reader:
         self.ledger = ledger
         self._scale = scale
         self.samples = samples
-        self._known = KnownTensors[Entry]()
+        self.known = KnownTensors[Entry]()  # what was found in tensors that live
 
     def expect(self, samples: int, scale: LossScale) -> None:
         """Take the size of the batch that comes now, and the scale of its loss."""
@@ -226,22 +226,7 @@ class Reader:
 
     def forget(self) -> None:
         """Look at every tensor anew: compiled code writes to memory without a new version."""
-        self._known = KnownTensors()
-
-    def read(self, tensor: Tensor, unit_dimension: int | None, version_now: int | None) -> Entry:
-        """Return the entry of a tensor, which is read unless it is one seen before, unchanged.
-
-        The output of a layer is usually the input of the next and the output of its container.
-
-        Raises:
-            UnsupportedTensorError: it cannot be read.
-        """
-        entry = self._known.get(tensor, version_now)
-        if entry is None or (unit_dimension is not None and not entry.has_units):
-            entry = self.ledger.add(tensor, unit_dimension, self.samples)
-            if version_now is not None:  # a write would not show
-                self._known.put(tensor, version_now, entry)
-        return entry
+        self.known = KnownTensors()
 
     def read_gradient(self, gradient: Tensor, unit_dimension: int | None = None) -> Entry:
         """Return the entry of a gradient without the scale of the loss.
@@ -273,12 +258,12 @@ class Reader:
         base = value._base
         if base is not None and base.is_contiguous() and _shows_all(value, base):
             # a linear layer returns a view of all of the base, too
-            views = (t for t in reversed(self._known.tensors()) if t._base is base)
+            views = (t for t in reversed(self.known.tensors()) if t._base is base)
             for tensor in (base, *(view for view in views if _shows_all(view, base))):
-                if (entry := self._known.get(tensor, version(tensor))) is not None:
+                if (entry := self.known.get(tensor, version(tensor))) is not None:
                     return entry.reshaped(tuple(value.shape))
         try:
-            return self._known.get(value, version(value)) or self.ledger.add(value)
+            return self.known.get(value, version(value)) or self.ledger.add(value)
         except UnsupportedTensorError:
             return None
 

@@ -47,7 +47,8 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
             place = f"{_shown(code.co_filename)}:{code.co_firstlineno}"
             if not isinstance(error, _RubbishError):
                 text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
-                place = _place(error)
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                place = f"{_shown(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}"
             broken.append(Finding(check.name, "", message=text, place=place, grade="broken"))
     unfitted = Unfitted(observation, settings.checks)
     notes = [f for f in findings if f.grade == "note" and not judged.isdisjoint(f.layers)]
@@ -112,12 +113,6 @@ def _why_rubbish(finding: Any, check: Check, observation: Observation) -> str:
     if not isinstance(value, int | float):
         return f"a finding whose value is no number: {value!r}"
     return ""
-
-
-def _place(error: Exception) -> str:
-    """Return the line that raised, and its text."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{_shown(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}"
 
 
 def _shown(filename: str) -> str:

@@ -207,15 +207,15 @@ class Flow(Index):
             back: from the ends to the sources: what those after a layer pass back to it.
         """
         vertices, before = self.graph.vertices, self.ways(by, back=not back)
-        homes, named = self.homes, self.named
+        homes, named, calls = self.homes, self.named, [vertex.call for vertex in vertices]
         came: list[T | None] = [None] * len(vertices)
         passed: list[T | None] = [None] * len(vertices)
         found: dict[str, T] = {}
         for number in reversed(range(len(vertices))) if back else range(len(vertices)):
-            value, home, call = None, homes[number], vertices[number].call
+            value, home, call = None, homes[number], calls[number]
             for other in before[number]:
-                is_inner = home is not None and home == homes[other]
-                is_inner = is_inner and call == vertices[other].call  # of one call of a layer
+                # of one call of a layer
+                is_inner = home is not None and home == homes[other] and call == calls[other]
                 given = (came if is_inner else passed)[other]
                 if given is not None:
                     value = given if value is None else join(value, given)

@@ -339,9 +339,8 @@ class Index:
         number = self._by_layer[layer][0]
         call, taken = self.graph.calls[number], []
         if call.last == number:  # what a layer's own code reads beside its inputs
-            own = [
-                v for v in self._made_in.get(number, ()) if self._vertices[v].kind is not Kind.CALL
-            ]
+            made = self._made_in.get(number, ())
+            own = [v for v in made if self._vertices[v].kind is not Kind.CALL]
             read = {o for v in own for o in self._vertices[v].operands}.difference(own, call.inputs)
             taken = sorted(o for o in read if self._vertices[o].kind not in SOURCES)
         shown = [self.expression(o, self.around(number)) for o in (*call.inputs, *taken)]

@@ -37,7 +37,7 @@ _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 
 _RESULT = struct.Struct("=7q4d4q")
 _RESULT_WORDS = 16
-_NANS, _ZERO_COUNT, _MIN, _MAX = 2, 5, 9, 10  # the words of a result that have it
+_NANS, _ZERO_COUNT, _MIN, _MAX, _LOWEST = 2, 5, 9, 10, 12  # the words of a result that have it
 _PAGE_WORDS = 1 << 16
 _PLACE_BITS = 40  # of a place, for the word in its page; the rest is the number of the page
 
@@ -133,10 +133,6 @@ class _Reader(ctypes.Structure):
     )
 
 
-def _whole(count: int, of: int) -> int:
-    return -(-count // of) * of
-
-
 class _Page:
     """Memory that results are written to, one after the other."""
 
@@ -151,23 +147,25 @@ class _Page:
         self.words = self.integers.data  # of Python's integers
         self.address = int(self.integers.ctypes.data)
 
-    def read_out(
-        self, start: int, observations: int | None
-    ) -> tuple[ExponentCounts, UnitStatistics | None]:
-        """Return the histogram of the result at `start`, and its units."""
-        lowest, rows, count = _RESULT.unpack_from(self.memory, 8 * start)[-3:]
-        at, units = start + _RESULT_WORDS, None
-        if observations is not None:
-            low, high = self.reals[at:], self.reals[at + _whole(count, 8) :]
-            alive = self.bytes[8 * (at + 2 * _whole(count, 8)) :][:count]
-            units = UnitStatistics(alive, low[:count], high[:count], observations)
-        at += _words_of_units(count)
-        return ExponentCounts(lowest, self.pairs[at // 2 : at // 2 + rows]), units
+    def exponents(self, start: int) -> ExponentCounts:
+        """Return the histogram of the result at `start`."""
+        lowest, rows, count = self.words[start + _LOWEST : start + _LOWEST + 3]
+        at = (start + _RESULT_WORDS + _words_of_units(count)) // 2
+        return ExponentCounts(lowest, self.pairs[at : at + rows])
+
+    def units(self, start: int, observations: int) -> UnitStatistics:
+        """Return the units of the result at `start`."""
+        count, low = self.words[start + _LOWEST + 2], start + _RESULT_WORDS
+        high = low - (-count // 8) * 8
+        alive = 8 * (2 * high - low)
+        reals, bytes_ = self.reals, self.bytes[alive : alive + count]
+        lows, highs = reals[low : low + count], reals[high : high + count]
+        return UnitStatistics(bytes_, lows, highs, observations)
 
 
 def _words_of_units(count: int) -> int:
     """Return how many words the extremes of units take, and whether each is alive."""
-    return 2 * _whole(count, 8) + _whole(count, 64) // 8
+    return -2 * (-count // 8) * 8 - (-count // 64) * 8
 
 
 class Results:
@@ -338,12 +336,8 @@ class Results:
             made.shape, made.dtype, made.device = shape, _DTYPES[form & 0xFF], "cpu"
             observations = None if dim < 0 else math.prod(shape[:dim])
         else:
-            made.count, made.shape, observations = (
-                subject.count,
-                subject.shape,
-                subject.observations,
-            )
-            made.dtype, made.device = subject.dtype, subject.device
+            made.count, made.shape, made.dtype = subject.count, subject.shape, subject.dtype
+            made.device, observations = subject.device, subject.observations
         made.histogram_sampled = bool(is_sampled)
         made.first_nonfinite = first_nonfinite
         if observations is None:
@@ -355,8 +349,8 @@ class Results:
 class _ReadOutLater(TensorStatistics):
     """Statistics whose exponents and units are read out when somebody asks for them.
 
-    Most are asked for neither, and making both takes three times as long as all the rest. A copy
-    and a pickle have them.
+    Most are asked for neither, and making both takes as long as all the rest. A copy and a pickle
+    have them.
     """
 
     __slots__ = ("_observations", "_page", "_start")
@@ -366,11 +360,15 @@ class _ReadOutLater(TensorStatistics):
     _start: int
 
     def __getattr__(self, name: str) -> Any:
-        """Fill the two, which alone are not set from the start."""
-        if name not in ("exponents", "units"):
+        """Fill one of the two, which alone are not set from the start."""
+        if name == "exponents":
+            self.exponents = made = self._page.exponents(self._start)
+            return made
+        if name != "units":
             raise AttributeError(name)
-        self.exponents, self.units = self._page.read_out(self._start, self._observations)
-        return getattr(self, name)
+        assert self._observations is not None  # else it was set
+        self.units = self._page.units(self._start, self._observations)
+        return self.units
 
     def __reduce__(self) -> tuple[type[TensorStatistics], tuple[Any, ...]]:
         return TensorStatistics, tuple(getattr(self, field.name) for field in fields(self))

@@ -187,13 +187,13 @@ class AttentionReader:
     # Calls of layers, which say what they read when they return.
 
     def entered(self, layer: Layer, given: Sequence[Given]) -> Callable[[Tensor], Facts] | None:
-        """Return what reads the facts of a call of a layer, if it has any."""
-        read = _LAYERS.get(layer.type_name)
-        if read is None or not given:
+        """Return what reads the facts of a call of one of `READ_LAYERS`, if it was given any."""
+        if not given:
             return None
         own, module = layer.options, layer.module
         said = {name: own.get(name, getattr(module, name, None)) for name in _OPTIONS}
-        return partial(read, self, said, [ref(tensor) for tensor, _, _ in given])
+        tensors = [ref(tensor) for tensor, _, _ in given]
+        return partial(READ_LAYERS[layer.type_name], self, said, tensors)
 
     def _softmax(self, said: Facts, given: list[Any], result: Tensor) -> Facts:
         """Of a softmax how many values it normalises, and what a mask leaves to hidden places."""
@@ -252,7 +252,7 @@ class AttentionReader:
         return {}
 
 
-_LAYERS: dict[str, Callable[..., Facts]] = {
+READ_LAYERS: dict[str, Callable[..., Facts]] = {
     **dict.fromkeys(("softmax", "Softmax"), AttentionReader._softmax),
     "Dropout": AttentionReader._dropout,
     **dict.fromkeys(("embedding", "Embedding"), AttentionReader._lookup),

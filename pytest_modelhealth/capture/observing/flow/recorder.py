@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.flow.attention import Facts
+from pytest_modelhealth.capture.observing.flow.attention import READ_LAYERS, Facts
 from pytest_modelhealth.capture.observing.flow.facts import FactReader
 from pytest_modelhealth.capture.observing.flow.origins import Function, Origins, Source
 from pytest_modelhealth.capture.observing.flow.rows import (
@@ -119,7 +119,8 @@ class FlowRecorder:
         try:
             # Before the counter is read: the node of a view may be made only now.
             call.operands = self._origins.of_given(given)
-            call.read = self._facts.attention.entered(layer, given)
+            if layer.type_name in READ_LAYERS:
+                call.read = self._facts.attention.entered(layer, given)
             # that of a hook of ours, which a call of a module is the third frame from as a rule, or
             # of whatever else of ours sees the call
             frame = sys._getframe(6)
@@ -273,8 +274,10 @@ class FlowRecorder:
         origins, does = self._origins, call.does
         operands = self._operands(call)
         name, place = call.name, self._caller()
-        if name == "getitem" and _keeps_all(call.args[0], made[0]):
-            name = "view"
+        if name == "getitem" and made[0].numel() == call.args[0].numel():
+            # it took all values, once each: ``x[:, None]``
+            is_view = not made[0].is_inference() and made[0]._base is not None
+            name = "view" if is_view else name
         if not operands and does == TAKE:
             shared = map(origins.of_memory, made)
             operands = tuple([vertex for vertex in shared if vertex is not None])
@@ -356,8 +359,3 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(tuple.__iter__(value))
         elif issubclass(kind, list):
             yield from _tensors(list.__iter__(value))
-
-
-def _keeps_all(whole: Tensor, taken: Tensor) -> bool:
-    """Whether indexing took all values, once each: ``x[:, None]``."""
-    return taken.numel() == whole.numel() and not taken.is_inference() and taken._base is not None

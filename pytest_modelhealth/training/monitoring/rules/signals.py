@@ -30,10 +30,6 @@ def _exploded(event: CourseEvent, course: Course) -> Severity | None:
     return "warn" if course.loss.is_known and not course.loss.is_well else None
 
 
-def _exponential(event: CourseEvent, course: Course) -> Severity | None:
-    return "fail" if event.value > max(100.0 * event.reference, 10.0) else None
-
-
 _ROSE = " of {layer} grew from {reference:.3g} to {value:.3g}, and stays there since step {step}"
 _rising = partial(
     Kind,
@@ -52,7 +48,7 @@ _rising = partial(
         "and {lately:.3g}-fold in the last two fifths of the training",
         "a gain, a scale or a reward of size is multiplied or rewarded without a bound",
         "change",
-        grade=_exponential,
+        grade=lambda e, _: "fail" if e.value > max(100.0 * e.reference, 10.0) else None,
     ),
 )
 def exploding_signals(table: Table, follower: Follower) -> Iterator[None]:
