@@ -253,8 +253,8 @@ def _nothing_to_normalise(run: Run) -> Faults:
         if vertex.facts["among"] == 1 and number in run.given:
             what = "a vector of one value is divided by its length, which leaves its sign"
             yield number, what, "another dimension was meant", "fail"
-    for number, vertex in enumerate(run.vertices):
-        value, divisors = vertex.operands[:1], vertex.operands[1:] if vertex.has("quotient") else ()
+    for number, vertex in ((n, v) for n, v in enumerate(run.vertices) if v.has("quotient")):
+        value, divisors = vertex.operands[:1], vertex.operands[1:]
         sums = [run.vertices[n] for o in divisors for n in run.before(o, "view", "sum")]
         facts = [s.facts for s in sums if s.has("total") and s.operands == value]
         if any(one["sizes"][0][d] == 1 for one in facts for d in one.get("dims", ())):

@@ -83,9 +83,7 @@ def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]
     yield COLLAPSE.fault(culprit, message, cause=cause, severity="warn" if is_meant else "fail")
 
 
-def _where_samples_became_equal(
-    observation: Observation,
-) -> tuple[LayerRecord, LayerRecord | None]:
+def _where_samples_became_equal(observation: Observation) -> tuple[LayerRecord, LayerRecord | None]:
     """Return the layer past which no differing samples get, and the last where they differ."""
     flow, root = flow_of(observation), observation.layers[""]
     feeding = flow.feeding("output") if flow.graph.outputs else observation.layers.keys()

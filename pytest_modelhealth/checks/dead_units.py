@@ -33,7 +33,8 @@ _FEW_SAMPLES = 8
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield activations with too many dead units."""
     for record in called(observation):
-        found = _dead(record) if _can_die(record) else ()
+        least = settings.limit(_LIMITS[1], record.name).value
+        found = _dead(record, least) if _can_die(record) else ()
         for name, fraction in zip(_LIMITS, found, strict=False):
             limit, out = settings.exceeded(name, record.name, fraction), record.activations
             if limit is None or out is None or out.units is None:
@@ -75,8 +76,8 @@ def _can_die(record: LayerRecord) -> bool:
     return record.activation in having("dying") and not is_simplex
 
 
-def _dead(record: LayerRecord) -> tuple[float, ...]:
-    """Return which part of the units is dead, and which part is held down besides, if known.
+def _dead(record: LayerRecord, least: float | None) -> tuple[float, ...]:
+    """Return which part of the units is dead, and which is held down, if that may be over `least`.
 
     Units are measured against the largest of their layer. Where all are silent, smooth activations
     (SiLU at -50 is -1e-20) still have a largest one: then the inputs tell that it is nothing. A
@@ -91,10 +92,10 @@ def _dead(record: LayerRecord) -> tuple[float, ...]:
         fraction = float(_silent_units(record, out).mean())
     elif given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max:
         fraction = 1.0
+    if least is None or out.dead_fraction <= least:  # what is held down is dead
+        return (fraction,)
     if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
         return (fraction,)
-    if not out.dead_fraction:
-        return fraction, 0.0
     held = ~out.units.alive & (given.units.maximum < -max(out.max, 0.0))
     return fraction, float(held.mean())
 

@@ -82,7 +82,9 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Finding]
         cause = "the batch itself holds them: look at the data, not at the model"
         yield _violation(observation, root, "inputs", root.inputs, cause)
         return
-    bad = [r for r in sorted(called(observation), key=completed) if is_bad(r.activations)]
+    bad = sorted((r for r in called(observation) if is_bad(r.activations)), key=completed)
+    if not bad:
+        return
     reached = {*explained, *flow.reach(*(name for name in explained if name in flow))}
     causes: dict[str, str] = {}
     for record in bad:
@@ -93,7 +95,7 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Finding]
             shows = made is not None and _is_not_finite(made.activations)
             causes.setdefault(place if shows else record.name, cause)
             reached |= {record.name, *flow.reach(record.name)}
-    if bad and not (causes or explained):  # inputs unwatched: the first to return
+    if not (causes or explained):  # inputs unwatched: the first to return
         causes[bad[0].name] = _forward_cause(bad[0])
     for name, cause in causes.items():
         record = observation.layers[name]

@@ -22,7 +22,7 @@ _SOURCES = frozenset({"constant", "parameter", "buffer"})
 def lost_states(observation: Observation, flow: Flow) -> Iterator[Finding]:
     """Yield cells that are called step by step, each time without a past, or a part of it."""
     for record in observation.layers.values():
-        calls = flow.calls(record.name) if record.name in flow and _is_recurrent(record) else ()
+        calls = flow.calls(record.name) if _is_recurrent(record) and record.name in flow else ()
         if len(calls) < _FEWEST_STEPS or len({call.parent for call in calls}) > 1:
             continue
         if how := _how_states_are_lost(flow, calls):
@@ -59,10 +59,10 @@ def _how_states_are_lost(flow: Flow, calls: Sequence[Call]) -> str:
 
 def _is_recurrent(record: LayerRecord) -> bool:
     """Whether a layer has weights for its own state and takes one step at a time, as cells do."""
-    shape = () if record.inputs is None else record.inputs.shape
-    is_batch_first = record.options.get("batch_first")
     if not any(name.startswith("weight_hh") for name in record.parameters):
         return False
+    shape = () if record.inputs is None else record.inputs.shape
+    is_batch_first = record.options.get("batch_first")
     return is_batch_first is None or (len(shape) == _SEQUENCES and shape[bool(is_batch_first)] == 1)
 
 

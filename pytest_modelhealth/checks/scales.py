@@ -74,13 +74,16 @@ def _grown(
 ) -> Iterator[Finding]:
     """Yield where growths begin, if other weights come after and what is next does not end them."""
     scales = {name: _rms(record.activations) for name, record in inner.items()}
+    limits = {name: settings.limit("max_activation_growth", name) for name in inner}
+    if all(scale / bases[name] <= limits[name].value for name, scale in scales.items()):
+        return
     before, after = nearest(observation, scales), nearest(observation, scales, back=True)
     weighted = {name: 1.0 for name, record in inner.items() if linear_maps(record)}
     before_weights = nearest(observation, weighted, back=True)
     explained: set[str] = set()
     for name, record in inner.items():
         base = bases[name]
-        growth, limit = scales[name] / base, settings.limit("max_activation_growth", name)
+        growth, limit = scales[name] / base, limits[name]
         stays = name in after and after[name][0] * _JUMP > limit.value * base
         if growth <= limit.value or not stays or name not in before_weights or name in explained:
             continue

@@ -89,8 +89,10 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
     """
     stories: dict[str, list[tuple[str, int, list[str]]]] = {}
     groups: dict[tuple[str, object], list[str]] = defaultdict(list)
-    for record in observation.layers.values():
-        if not record.functional:
+    records = [record for record in observation.layers.values() if not record.functional]
+    idle = {parent(record.name) for record in records if record.entered is None}
+    for record in records if idle else ():
+        if parent(record.name) in idle:
             groups[parent(record.name), modules.form(record.name)].append(record.name)
     for (holder, _), names in groups.items():
         if not (never := [name for name in names if not modules.ran(name)]):

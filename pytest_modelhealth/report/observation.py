@@ -29,14 +29,7 @@ from pytest_modelhealth.report.training import Course, Stepped
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
 
-ROLES = (
-    "inputs",
-    "activations",
-    "gradients",
-    "parameters",
-    "parameter_gradients",
-    "buffers",
-)
+ROLES = ("inputs", "activations", "gradients", "parameters", "parameter_gradients", "buffers")
 """Which tensor of a layer: what `watch(what=...)` and `get_statistics(what=...)` take.
 
 ``gradients`` are those of the loss with respect to the activations.

@@ -225,7 +225,7 @@ class TensorStatistics:
     def norm(self) -> float:
         """L2 norm: the square root of the sum of squares; 0 for no finite value."""
         count = self.finite_count
-        return self.rms * math.sqrt(count) if count else 0.0
+        return math.hypot(self.mean, self.std) * math.sqrt(count) if count else 0.0
 
     @property
     def abs_max(self) -> float:

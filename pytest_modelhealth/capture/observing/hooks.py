@@ -18,19 +18,10 @@ from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.observing.flow import OpenCall
 from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalLayers
-from pytest_modelhealth.capture.observing.layer import (
-    Given,
-    Layer,
-    call_options,
-    with_dropout,
-)
+from pytest_modelhealth.capture.observing.layer import Given, Layer, call_options, with_dropout
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.recorder import Recorder
-from pytest_modelhealth.capture.observing.tensors import (
-    NUMBERS,
-    find_tensors,
-    version,
-)
+from pytest_modelhealth.capture.observing.tensors import NUMBERS, find_tensors, version
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.statistics import Entry
 

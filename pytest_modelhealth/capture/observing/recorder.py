@@ -43,11 +43,7 @@ from pytest_modelhealth.layers import (
 from pytest_modelhealth.report import Option
 from pytest_modelhealth.report.parts import Placement
 from pytest_modelhealth.settings.setting import dotted
-from pytest_modelhealth.statistics import (
-    Entry,
-    Ledger,
-    UnsupportedTensorError,
-)
+from pytest_modelhealth.statistics import Entry, Ledger, UnsupportedTensorError
 
 
 class Recorder:

@@ -300,10 +300,7 @@ class Results:
         return high if high >= -low else low, found[_NANS] + found[_NANS + 1]
 
     def statistics(
-        self,
-        subject: Subject | None,
-        place: int,
-        first_nonfinite: tuple[int, ...] | None = None,
+        self, subject: Subject | None, place: int, first_nonfinite: tuple[int, ...] | None = None
     ) -> TensorStatistics:
         """Return the statistics of the tensor whose result is at `place`.
 
