@@ -73,7 +73,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the norm is that of a single value",
-        "return self.rms * math.sqrt(count) if count else 0.0",
+        "return math.hypot(self.mean, self.std) * math.sqrt(count) if count else 0.0",
         "return self.rms if count else 0.0",
         "tests/statistics/test_summary.py tests/statistics/test_kernels.py",
     ),

@@ -33,8 +33,9 @@ _FEW_SAMPLES = 8
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield activations with too many dead units."""
     for record in called(observation):
-        least = settings.limit(_LIMITS[1], record.name).value
-        found = _dead(record, least) if _can_die(record) else ()
+        if not _can_die(record):
+            continue
+        found = _dead(record, settings.limit(_LIMITS[1], record.name).value)
         for name, fraction in zip(_LIMITS, found, strict=False):
             limit, out = settings.exceeded(name, record.name, fraction), record.activations
             if limit is None or out is None or out.units is None:

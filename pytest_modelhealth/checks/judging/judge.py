@@ -29,6 +29,8 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
         SettingsError: no check is left to run.
     """
     checks = _chosen_checks(settings)
+    # every record is asked for, and again by most checks: what makes them would be asked each time
+    observation = replace(observation, layers=dict(observation.layers))
     if observation.is_of_own_step:
         checks = [check for check in checks if check.judges_steps]
     else:
