@@ -29,7 +29,6 @@ from pytest_modelhealth.statistics import Entry
 _Unseen = torch._C.DisableTorchFunction  # what we ask of a tensor is no call of the user's
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _tracing_state = torch._C._get_tracing_state
-_compiler: Any = sys.modules["torch.compiler"]
 
 
 @contextmanager
@@ -68,8 +67,6 @@ class Hooks:
 
     An error of ours goes on the record: it must never reach the user's forward or backward.
     """
-
-    may_be_compiled = True  # by torch._dynamo, which knows what it runs by the call alone
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -393,9 +390,9 @@ class _EnterHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hooks, layer = self
-        if _compiler._is_compiling_flag or (hooks.may_be_compiled and is_compiling()):
+        if is_compiling():
             return
+        hooks, layer = self
         if _tracing_state() is not None:
             layer.traced = True
         else:
@@ -408,10 +405,8 @@ class _CompleteHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        hooks, layer = self
-        if _compiler._is_compiling_flag or (hooks.may_be_compiled and is_compiling()):
-            return
-        if _tracing_state() is None:
+        if _tracing_state() is None and not is_compiling():
+            hooks, layer = self
             hooks.complete(layer, output)
 
 

@@ -58,7 +58,6 @@ Watch = Callable[[Recorder], AbstractContextManager[Hooks]]
 def observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
     """Let `recorder` see every layer by hooks."""
     with eagerly(), observed(recorder) as hooks, containers_shown(hooks):
-        hooks.may_be_compiled = False
         yield hooks
 
 
