@@ -25,7 +25,6 @@ PILED = ("zero_grad", "accumul", "cleared", "add up", "adds up", "pile", "earlie
 RATE = ("learning rate", "rate is", "rate of", "rates", "lr", "schedul")
 SCALED = ("scale", "scaling", "times too", "times as", "magnitude", "factor", "divid", "weigh")
 CLIPPED = ("clip", "norm of", "max_norm")
-ASCENT = ("sign of", "flipped", "ascen", "rises", "rose", "increas", "uphill", "negative", "wrong")
 SAMPLES = ("sample", "influence", "part of the batch", "depend", "ignored", "rows", "micro")
 HELD = ("not in", "no optimizer", "not hold", "not held", "not given", "left out", "no group")
 FROZEN = ("requires_grad", "frozen", "freez", "froze", "thaw")
