@@ -18,6 +18,7 @@ from pytest_modelhealth.runs.page import write
 from tests.runs.made_runs import inspection, made_test, names_of, run_of
 
 SIZES = (100, 1_000, 10_000)
+TESTS = 2_000
 ROUNDS = 5
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -50,6 +51,10 @@ def main() -> None:
                 f"{medians[1]:10.0f} {medians[2]:8.0f}"
             )
         browser.close()
+    file = io.StringIO()
+    made = [inspection(names_of(6), seed=seed) for seed in range(100)]
+    write(run_of(*(made_test(f"test_{at}", made[at % 100]) for at in range(TESTS))), file)
+    print(f"{TESTS:,} tests that passed, of six layers: {len(file.getvalue()):,} bytes")
 
 
 def opened(browser: Any, address: str) -> tuple[float, float, float]:

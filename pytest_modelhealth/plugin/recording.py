@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
+import shlex
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
@@ -27,9 +30,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run
 
 _MESSAGE = pytest.StashKey[str]()
-_Made = tuple[Any, Path, int]
-"""A result, and the line that made it."""
-
+_Made = tuple[Any, Path, int]  # a result, and the line that made it
 _MADE = pytest.StashKey[list[_Made]]()
 
 
@@ -187,6 +188,7 @@ class _Collector:
             "line": (line or 0) + 1,
             "message": message.partition("\n")[0],
             "raised_at": _shown(place, self._root),
+            "replay": next(iter(getattr(report, "modelhealth_replay", ())), ""),
         }
         self._ended.setdefault(report.nodeid, None)
 
@@ -197,7 +199,7 @@ class _Collector:
         config: pytest.Config,
     ) -> None:
         """Hand the run to each destination; what one raises costs a line."""
-        run = self._run(int(exitstatus))
+        run = self._run(int(exitstatus), identity(config))
         given = {"config": config, "run": run, "terminalreporter": terminalreporter}
         for note in self._notes:
             terminalreporter.write_line(f"modelhealth: {note}")
@@ -210,13 +212,13 @@ class _Collector:
                     f"{type(error).__name__}: {error}"
                 )
 
-    def _run(self, status: int) -> Run:
+    def _run(self, status: int, own: dict[str, str]) -> Run:
         from pytest_modelhealth import __version__
 
         ended: list[tuple[dict[str, Any], Path | None]] = []
         for name, file in self._ended.items():
             outcome, seconds = self._outcomes[name]
-            known = {"outcome": outcome, "seconds": seconds, "raised_at": ""}
+            known = {"outcome": outcome, "seconds": seconds, "raised_at": "", "replay": ""}
             if file is not None and not file.is_file():
                 lost = f"during the run {self._folder} was deleted, where its results were"
                 self._notes.append(f"{name} is missing: {lost}")
@@ -232,12 +234,32 @@ class _Collector:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
             },
+            "run": own,
             "exit_status": status,
             "ran": len(self._outcomes),
             "notes": self._notes,
         }
         run: Run = wing("runs.run:Run")(head, _Tests(ended))
         return run
+
+
+def identity(config: pytest.Config) -> dict[str, str]:
+    """Return which run this is: command, commit, branch and its page in CI, ``""`` if unknown."""
+    known = os.environ.get
+    link = known("CI_JOB_URL") or known("BUILD_URL", "")  # of GitLab, of Jenkins
+    if number := known("GITHUB_RUN_ID"):
+        link = f"{known('GITHUB_SERVER_URL')}/{known('GITHUB_REPOSITORY')}/actions/runs/{number}"
+    question = ["git", "-C", str(config.rootpath), "rev-parse", "HEAD", "--abbrev-ref", "HEAD"]
+    try:
+        told = subprocess.run(question, capture_output=True, text=True, timeout=5, check=False)
+        commit, branch = told.stdout.split()
+    except (OSError, ValueError, subprocess.SubprocessError):  # no git, no repository, no commit
+        commit = branch = ""
+    if branch in ("", "HEAD"):  # CI checks out a commit
+        names = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "BRANCH_NAME")
+        branch = next(filter(None, map(known, names)), "")
+    command = shlex.join(["pytest", *map(str, config.invocation_params.args)])
+    return {"command": command, "commit": commit, "branch": branch, "link": link}
 
 
 def _outcome(report: pytest.TestReport) -> str:

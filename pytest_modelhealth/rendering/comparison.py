@@ -49,8 +49,8 @@ def line(comparison: Comparison) -> str:
     )
 
 
-def failure(comparison: Comparison) -> str:
-    """Return at most a screenful: its first line is the verdict and the culprit."""
+def failure(comparison: Comparison, width: int | None = None) -> str:
+    """Return at most a screenful; its first line is the verdict and the culprit."""
     found = comparison.first_divergence
     if found is None:
         return line(comparison)
@@ -71,7 +71,7 @@ def failure(comparison: Comparison) -> str:
         below=[f"  {others} what began in {printable(found.label)}"] if affected else [],
         code=code,
         indent="  ",
-    ).text(width=None, lines=LINES)
+    ).text(width=width, lines=LINES)
 
 
 def document(comparison: Comparison) -> Document:

@@ -178,6 +178,12 @@ def fitting(parts: Iterable[str], most_bytes: int) -> list[str]:
     return [part for part, size in takewhile(lambda one: one[1] <= most_bytes, summed)]
 
 
+def labelled(line: str) -> tuple[str, str]:
+    """Return the label of a line, ``"likely cause"``, if it has one, and what it says."""
+    has_label = re.fullmatch(r"[\w ]+: *", line[:14])
+    return (line[:14].partition(":")[0], line[14:]) if has_label else ("", line)
+
+
 def _folded(lines: Iterable[str], width: int) -> Iterator[str]:
     """Yield lines, in a narrow terminal of at most `width`, at the depth of what a label names.
 
@@ -186,7 +192,7 @@ def _folded(lines: Iterable[str], width: int) -> Iterator[str]:
     for line in lines:
         text = line.lstrip(" ")
         indent = line[: len(line) - len(text)]
-        hanging = indent + " " * (14 if re.fullmatch(r"[\w ]+: *", text[:14]) else 2)
+        hanging = indent + " " * (14 if labelled(text)[0] else 2)
         wrapped = textwrap.wrap(
             re.sub(r"\((?=\"|\w+=)", "( ", text), width, initial_indent=indent,
             subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False,

@@ -15,8 +15,10 @@ import networkx as nx
 from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.results import TensorResult
+from pytest_modelhealth.rendering import failure
 from pytest_modelhealth.rendering.data import finding_data
 from pytest_modelhealth.rendering.diagram import Edge, diagram
+from pytest_modelhealth.rendering.document import WIDTH
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import defined_at
@@ -73,7 +75,7 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "of": "training" if seen.course else "step" if seen.stepped else "batch",
         "verdict": verdict.value,
         "headline": headline(report),
-        "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
+        "text": "" if verdict is Verdict.HEALTHY else failure.render(report, width=WIDTH),
         **_fields(seen, "loss", "samples", "batches", "backward", "part", "ranks"),
         "notes": notes(report),
         "model": seen.model_type,
@@ -216,15 +218,13 @@ def _course(report: HealthReport) -> dict[str, Any] | None:
     every = -(-len(history) // MOST_STEPS)
     taken = sorted({*range(0, len(history), every), len(history) - 1})
     shown = {statistic: _values(history, statistic)[taken] for statistic in SHOWN}
-    column = {name: at for at, name in enumerate(history.layers)}
     return {
         "steps": history.steps[taken].tolist(),
         "loss": history.loss[taken].tolist(),
         "layers": {
-            name: {
-                statistic: values[:, column[name]].tolist() for statistic, values in shown.items()
-            }
-            for name in names[:MOST_LAYERS]
+            name: {statistic: values[:, at].tolist() for statistic, values in shown.items()}
+            for at, name in enumerate(history.layers)
+            if name in names[:MOST_LAYERS]
         },
     }
 
@@ -253,7 +253,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "kind": "comparison",
         "verdict": "different" if is_different else "equivalent",
         "headline": show("comparison", "line")(comparison),
-        "text": show("comparison", "failure")(comparison) if is_different else "",
+        "text": show("comparison", "failure")(comparison, WIDTH) if is_different else "",
         **_fields(comparison, "candidate", "losses", "basis", "notes", model="reference"),
         "violations": [] if found is None else [_parting(found)],
         "divergence": found,

@@ -23,8 +23,7 @@ GRAVITY = {
 }
 """How bad each verdict is, the worst first; one that is not known stands in the middle."""
 
-FAILED = ("failed", "error")
-"""The outcomes of a test that is to be repaired."""
+FAILED = ("failed", "error")  # the outcomes of a test that is to be repaired
 
 Test = Mapping[str, Any]
 """A test and its results, by the keys of the file of a run."""

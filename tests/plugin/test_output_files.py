@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import string
+import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -183,17 +184,41 @@ def test_forward(inspector):
 """
 
 
+GITHUB = {
+    "RUN_ID": "7", "SERVER_URL": "https://github.com", "REPOSITORY": "us/nets", "REF_NAME": "topic"
+}  # fmt: skip
+CHECKOUT = ["checkout", "-q", "--detach"]  # as CI does, so that no branch is known
+
+
 @pytest.mark.parametrize("options", [(), ("-n", "1")])
 def test_what_failed_before_it_inspected_is_in_the_file(
-    pytester: pytest.Pytester, options: tuple[str, ...]
+    pytester: pytest.Pytester, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An import, a fixture and a forward that raise: each with its exception and line."""
+    """An import, a fixture and a forward that raise: each with its exception and line.
+
+    Which run it was stands there, too: the command, the commit, and what CI tells.
+    """
+    for key, value in GITHUB.items():
+        monkeypatch.setenv(f"GITHUB_{key}", value)
+    monkeypatch.delenv("GITHUB_HEAD_REF", raising=False)
+    git = ["git", "-C", str(pytester.path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a"], CHECKOUT):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     pytester.makepyfile(test_broken=BROKEN, test_import="import nothing_there")
     options = ("--modelhealth-json=run.json", "--continue-on-collection-errors", *options)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     run = json.loads((pytester.path / "run.json").read_text(encoding="ascii"))
     assert (run["ran"], run["exit_status"]) == (4, 1)
+    assert run["run"] == {
+        "command": run["run"]["command"],
+        "commit": head.stdout.strip(),
+        "branch": "topic",
+        "link": "https://github.com/us/nets/actions/runs/7",
+    }
+    assert run["run"]["command"].startswith("pytest ")
+    assert run["run"]["command"].endswith(" ".join(options))
     keys = ("outcome", "message", "raised_at", "line", "results")
     tests = {test["id"]: [test[key] for key in keys] for test in run["tests"]}
     missing = "ModuleNotFoundError: No module named 'nothing_there'"

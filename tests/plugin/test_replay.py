@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shlex
 import signal
 from pathlib import Path
@@ -49,13 +50,15 @@ def replay(pytester: pytest.Pytester, path: Path, *tests: str) -> pytest.RunResu
 def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
     """By the command in its text: the test's second inspection, with the batch of then."""
     nets.makepyfile(test_it=CHANCE)
-    result = nets.runpytest(*OPTIONS)
+    result = nets.runpytest(*OPTIONS, "--modelhealth-json=run.json")
     result.assert_outcomes(failed=1)
     (path,) = bundles(nets)
     command = f"pytest --modelhealth-replay-from=out/{path.name} test_it.py::test_chance"
     result.stdout.fnmatch_lines(["*- modelhealth: replay -*", f"{command} *MB)"])
     result.stdout.fnmatch_lines([f"modelhealth: 1 failing inspection saved; *: {command}"])
     assert read(path)["test"] == {"id": "test_it.py::test_chance", "number": 2}
+    (told,) = json.loads((nets.path / "run.json").read_text("ascii"))["tests"]
+    assert told["replay"] == command
 
     def printed(result: pytest.RunResult) -> list[str]:
         return [line for line in result.outlines if line.startswith("loss ")]

@@ -161,6 +161,9 @@ def drift(names: list[str], culprit: str) -> dict[str, Any]:
         "text": f"drifted: {culprit}\n\n  mean  0.1 -> 0.25\n",
         "place": "tests/test_models.py:44",
         "model": "Encoder",
+        "violations": [
+            made.finding(check="drift", where=culprit, message="computes something else")
+        ],
         "snapshot": "tests/__snapshots__/test_models/test_no_drift.health",
         "tensors": len(names),
         "story": f"{culprit} computes something else",

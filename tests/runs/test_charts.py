@@ -142,12 +142,17 @@ def test_depth_shows_what_is_no_positive_number() -> None:
 
 @pytest.mark.parametrize("count", [1, 100, 10_000])
 def test_depth_of_any_number_of_layers(count: int) -> None:
-    """At most 80 are drawn, and it is said; the culprit is among them, and a container is not."""
+    """At most 64 are drawn, on a page of paper, and it is said.
+
+    The culprit is among them and has its legend, and a container is not.
+    """
     layers = [layer("", tensor("activations")), *chain([1.0] * count)]
     svg = draw("depth", layers, [violation(f"blocks.{count // 3}")])
-    assert len(titles(svg)) == min(count, 80)
+    assert len(titles(svg)) == min(count, 64)
     assert sum(1 for _ in svg.iter()) < 2_000
-    assert ("80 of 10,000 layers, those with findings first" in texts(svg)) == (count > 100)
+    assert float(svg.get("height", "")) < 1_000
+    assert any("\u25b6 the culprit" in text for text in texts(svg))
+    assert ("64 of 10,000 layers" in "".join(texts(svg))) == (count > 100)
     assert [one.text for one in of_class(svg, "name", "culprit")] == [f"blocks.{count // 3}"]
 
 

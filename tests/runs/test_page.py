@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import io
+import random
 import re
 from collections.abc import Iterator
 from itertools import cycle
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_modelhealth.rendering.notation import in_bytes, number, percent, scaled
 from pytest_modelhealth.runs.page import LIMIT, write
 from pytest_modelhealth.runs.run import Run
 from tests.runs.made_runs import comparison, drift, inspection, made_test, names_of, run_of
@@ -86,8 +88,10 @@ def page(browser: Browser) -> Iterator[Page]:
 def column(page: Page, title: str) -> list[str]:
     """The cells below a heading of the table of layers that is seen; whole names of layers."""
     table = page.locator(".view:not([hidden]) table.layers")
-    titles = [text.strip(" \u25b4\u25be") for text in table.locator("thead th").all_inner_texts()]
-    cells = table.locator("tbody > tr:not(.details)").evaluate_all(
+    titles = [
+        text.strip(" \u25b4\u25be") for text in table.locator(":scope > thead th").all_inner_texts()
+    ]
+    cells = table.locator(":scope > tbody > tr:not(.details)").evaluate_all(
         """(rows, at) => rows.map(({ children }) =>
             children[at].querySelector(".layer")?.title ?? children[at].innerText)""",
         titles.index(title),
@@ -119,6 +123,17 @@ def test_the_page_needs_nothing_but_itself(page: Page, address: str) -> None:
         assert (page.locator(f"#{anchor} .evidence svg").count() > 0) == (anchor == "t1-0")
     assert watched.complaints == []
     assert set(watched.requests) == {address}
+    # numbers are written in one way, by Python and by the script
+    chance = random.Random(0)
+    some = [chance.choice((1, -1)) * 10 ** chance.uniform(-9, 9) for _ in range(500)]
+    for name, ours, values in (
+        ("number", number, [*some, 0.0, 1.0, -100.0, 1e-3, 99999.0]),
+        ("bytes", in_bytes, [0, 999, 1023, 1024, 10_239, *(int(abs(one)) for one in some)]),
+        ("large", scaled, [0, 999, 1000, 9_999, 123_456_789]),
+        ("percent", percent, [0, 0.001, 0.314, 0.995, 1]),
+    ):
+        told = page.evaluate(f"(all) => all.map(globalThis.page.text.{name})", values)
+        assert told == [*map(ours, values)]
 
 
 def test_failures_come_first_and_the_first_is_shown(page: Page, address: str) -> None:
@@ -130,6 +145,11 @@ def test_failures_come_first_and_the_first_is_shown(page: Page, address: str) ->
     ]  # fmt: skip
     assert page.inner_text(".run").startswith("1 unhealthy, 1 different, 1 drifted, 1 healthy")
     assert DEAD in page.inner_text(".view:not([hidden]) h2")
+    # the table is open at the culprit, where the tensor that is meant is marked, and no other
+    marked = page.locator(f'tr[data-layer="{DEAD}"] + tr.details th.meant')
+    assert marked.all_inner_texts() == ["activations"]
+    assert page.locator("tr.details").count() == 1
+    assert page.locator("table.layers td.found").all_inner_texts() == ["100%"]
     surface = "getComputedStyle(document.documentElement).getPropertyValue('--surface')"
     before = page.evaluate(surface)
     page.get_by_role("button", name="theme").click()
@@ -151,10 +171,66 @@ def test_what_headline_or_story_says_is_not_said_again() -> None:
     same = comparison(SMALL, "none")
     same.update(verdict="equivalent", text="", basis="rounding", notes=[])
     same["headline"] = "equivalent by rounding: Old computes what New does"
-    text = html_of(run_of(made_test("test_net", doubt, same)))
+    text = html_of(run_of(made_test("test_net", doubt, same), made_test("test_dead", UNHEALTHY)))
     remarks = re.findall(r'<ul class="remarks">(.*?)</ul>', text, re.DOTALL)
     assert [re.findall("<li>(.*)</li>", one) for one in remarks] == [["a note of its own"]]
-    assert re.search(r">equivalent</span> by rounding: Old computes", text)
+    assert '>equivalent</span></td><td class="found">by rounding: Old computes' in text
+    line, cause = UNHEALTHY["headline"], UNHEALTHY["violations"][0]["message"]
+    (view,) = re.findall(r'<section id="t1-0".*?</section>', text, re.DOTALL)
+    assert line not in view
+    assert (
+        view.index(cause)
+        < view.index("<p>likely cause: its bias")
+        < view.index('<div class="evidence">')
+    )
+
+
+def rows_of(text: str) -> list[tuple[str, ...]]:
+    """What the overview says of each test, headings too: name, outcome, verdict and its tone."""
+    row = (
+        r'<a href="#[^"]*">(.*?)</a>.*?<td.*?>(\w+)</td><td><span class="pill (\w+)">(.*?)</span>'
+        r'|colspan="5">(.*?)</th>'
+    )
+    return [tuple(filter(None, one)) for one in re.findall(row, text)]
+
+
+def test_a_failed_test_is_nowhere_healthy_and_causes_are_told_once() -> None:
+    """Tests that fail by one cause stand together, first; what is expected to fail counts apart."""
+    own = {"outcome": "failed", "message": "AssertionError: my own", "raised_at": "a.py:3"}
+    tests = [
+        made_test("test_own", PASSING) | own,
+        made_test("test_dead[a b]", UNHEALTHY, outcome="failed") | {"replay": "pytest --from=x"},
+        made_test("test_known", UNHEALTHY, outcome="xfailed"),
+        made_test("test_other", UNHEALTHY, outcome="failed"),
+        made_test("test_cured", PASSING, outcome="xpassed"),
+        made_test("test_fine", PASSING),
+    ]
+    run = run_of(*tests)
+    known = {"command": "pytest -x", "commit": "0123456789abcdef", "branch": "topic"}
+    run.head["run"] = known | {"link": "https://ci.example/runs/7"}
+    text = html_of(run)
+    file = "tests/test_models.py"
+    assert rows_of(text) == [
+        (f"2 tests: {DEAD} (dead_units)",),
+        (f"{file}::test_dead[a b]", "failed", "bad", "unhealthy"),
+        (f"{file}::test_other", "failed", "bad", "unhealthy"),
+        (file,),
+        ("test_own", "failed", "bad", "failed"),
+        ("test_own", "failed", "quiet", "no objection"),
+        ("test_known", "xfailed", "quiet", "xfailed"),
+        ("test_cured", "xpassed", "quiet", "xpassed"),
+        ("test_fine", "passed", "good", "healthy"),
+    ]
+    (head,) = re.findall("<title>(.*) - modelhealth", text)
+    assert head == "2 unhealthy, 1 failed, 1 healthy, 1 xfailed, 1 xpassed"
+    (view,) = re.findall(r'<section id="t1-0".*?</section>', text, re.DOTALL)
+    for move in (f"pytest '{file}::test_dead[a b]'", "pytest --from=x", f"{file}:12"):
+        assert f"<dd><code>{html.escape(move).replace('&#x27;', '&#39;')}</code></dd>" in view
+    assert ">0123456789</span> on topic" in text
+    assert '<code class="code">pytest -x</code>' in text
+    assert '<a href="https://ci.example/runs/7">' in text
+    run.head["run"] = {"link": "javascript:window.harm=1"}
+    assert "javascript:" not in html_of(run)
 
 
 def test_layers_are_sorted_and_searched(page: Page, address: str) -> None:
@@ -167,14 +243,15 @@ def test_layers_are_sorted_and_searched(page: Page, address: str) -> None:
     open_at(page, f"{address}#t1-0")
     assert not any("status" in head for head in heads(page, "t1-0"))
     stds = {
-        layer["label"]: tensor["std"]
+        layer["label"]: float(f"{tensor['std']:.4g}")
         for layer in UNHEALTHY["layers"]
         for tensor in layer["tensors"]
         if tensor["role"] == "activations"
     }
-    descending = sorted(stds, key=stds.__getitem__, reverse=True)
-    heading = page.get_by_role("columnheader", name="std")
-    for order, direction in ((descending, "descending"), (descending[::-1], "ascending")):
+    ascending = sorted(stds, key=stds.__getitem__)
+    descending = sorted(stds, key=lambda name: -stds[name])
+    heading = page.locator("#t1-0 th[aria-sort]", has_text="std")
+    for order, direction in ((descending, "descending"), (ascending, "ascending")):
         page.get_by_role("button", name="std").click()
         assert heading.get_attribute("aria-sort") == direction
         assert column(page, "layer") == order
@@ -194,7 +271,7 @@ def test_a_layer_shows_its_tensors_and_histograms(page: Page, address: str) -> N
     bars = page.locator("tr.details").get_by_role("img", name="histogram of parameters weight")
     bars.wait_for()
     (layer,) = [layer for layer in UNHEALTHY["layers"] if layer["name"] == name]
-    assert page.locator("tr.details .bins").count() == len(layer["tensors"])
+    assert page.locator(f'tr[data-layer="{name}"] + tr .bins').count() == len(layer["tensors"])
     (tensor,) = [t for t in layer["tensors"] if (t["role"], t["name"]) == ("parameters", "weight")]
     told = bars.locator("i").evaluate_all("(all) => all.map((each) => each.title)")
     counts = [int(title.split()[0].replace(",", "")) for title in told]
@@ -284,6 +361,7 @@ def test_a_screen_reader_finds_names_and_roles(page: Page, address: str) -> None
         'searchbox "Search layers"',
     ):
         assert part in told, part
+    assert len(marks := page.evaluate(LANDMARKS)) == len(set(map(tuple, marks))) > 3, marks
     unnamed = page.evaluate(
         """[...document.querySelectorAll("button, a, input, summary")]
         .filter((each) => each.checkVisibility())
@@ -291,6 +369,13 @@ def test_a_screen_reader_finds_names_and_roles(page: Page, address: str) -> None
     )
     assert unnamed == 0
 
+
+LANDMARKS = """() => [...document.querySelectorAll("header, nav, main, section, [role=region]")]
+    .filter((each) => each.checkVisibility()).map((each) => {
+        const by = document.getElementById(each.getAttribute("aria-labelledby"));
+        return [each.tagName, (each.ariaLabel ?? by?.textContent ?? each.innerText).trim()];
+    })"""
+"""Roles and names of what a screen reader jumps to: each has its own."""
 
 INKS = {
     "surface": "ink muted accent accent2 alarm warn good",
@@ -319,10 +404,14 @@ def test_colours_are_told_apart(theme: int) -> None:
 
 
 def test_paper_and_a_narrow_screen(page: Page, address: str) -> None:
-    """Printed, every story is there; on a phone only frames are wider than the screen."""
+    """On paper every story and column is there; on a phone only frames are wider than it."""
     open_at(page, address)
+    page.set_viewport_size({"width": 760, "height": 1000})
     page.emulate_media(media="print")
-    assert page.locator("pre.story:visible").count() == 3
+    assert page.locator(".story:visible").count() == 3
+    ends = "(all) => all.map((each) => each.getBoundingClientRect().right)"
+    assert max(page.locator("th:visible, td:visible").evaluate_all(ends)) <= 760
+    assert page.locator(".overview thead:visible").count() == 1
     assert page.locator("#tests:visible, .tools:visible, button.theme:visible").count() == 0
     page.emulate_media(media="screen")
     page.set_viewport_size({"width": 360, "height": 780})
@@ -339,7 +428,8 @@ def test_without_a_script_verdicts_and_stories_are_read(browser: Browser, addres
         page = context.new_page()
         page.goto(address)
         text = page.text_content("main") or ""
-        assert page.locator("pre.story").first.is_visible()
+        assert page.locator(".story").first.is_visible()
+        assert len(marks := page.evaluate(LANDMARKS)) == len(set(map(tuple, marks))) > 5, marks
         assert text.count("likely cause: its bias (mean -10) holds them on the flat side") == 1
         assert page.locator("a[href='#t0-0']").is_visible()
         assert page.locator("#t2-0 .chart-errors").is_visible()
@@ -439,10 +529,25 @@ def test_failing_tests_get_the_room() -> None:
     limit = whole - 60_000
     text = html_of(run_of(*passing, failing), limit=limit)
     assert len(text) <= limit
-    kept = re.findall(r'id="data-(t\d+)-0"', text)
+    kept = re.findall(r"(t\d+)-0[ \"]", " ".join(re.findall('data-of="[^>]*', text)))
     assert kept[0] == "t8"
     assert 1 < len(kept) < 9
-    assert all(f'id="t{i}-0"' in text for i in range(9))
+    assert all(f'href="#t{i}-0"' in text for i in range(9))
+
+
+def test_a_link_opens_any_of_two_thousand_tests(page: Page, tmp_path: Path) -> None:
+    """Their page has at most 3 MB; of a test whose numbers are not on it, it says so."""
+    made = [inspection(names_of(6), seed=seed) for seed in range(100)]
+    tests = [made_test(f"test_{at}", made[at % 100]) for at in range(2_000)]
+    address = saved(run_of(*tests), tmp_path)
+    assert (tmp_path / "page.html").stat().st_size <= 3_000_000
+    open_at(page, f"{address}#t50-0")
+    assert page.inner_text("#t50-0 .facts").startswith("Encoder")
+    assert page.locator("#t50-0 .chart-depth").count() == 1
+    page.goto(f"{address}#t1999-0")
+    page.get_by_text("The layers of this result are not on the page").wait_for()
+    assert "tests/test_models.py::test_1999" in page.inner_text("#t1999-0 .where")
+    assert page.inner_text("#t1999-0 h2").startswith("healthy")
 
 
 def test_numbers_left_out_are_told(page: Page, tmp_path: Path) -> None:
@@ -450,4 +555,4 @@ def test_numbers_left_out_are_told(page: Page, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(html_of(RUN, limit=0), encoding="ascii")
     page.goto((tmp_path / "page.html").as_uri())
     page.get_by_text("The layers of this result are not on the page").first.wait_for()
-    assert page.locator("pre.story:visible").count() == 1
+    assert page.locator(".story:visible").count() == 1

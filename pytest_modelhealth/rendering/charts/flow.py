@@ -38,6 +38,7 @@ def flow(data: Mapping[str, Any], violations: Violations, anchor: str) -> Markup
     boxes = sorted(boxes, key=lambda box: min(first[leaf] for leaf in box.leaves))
     links = arrows(boxes, edges)
     notes = [*_notes(names, boxes, links, way)]
+    notes += [("\u25ad", "alarm", "a check fails there; the culprit is filled")] * bool(violations)
     if not data.get("exact", True):
         notes.append(("", "quiet", "The flow was recorded in part: a way may be missing."))
     body, marks = [], []

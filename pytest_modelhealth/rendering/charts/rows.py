@@ -15,7 +15,9 @@ from pytest_modelhealth.rendering.notation import plural
 
 NAMES, ROW, HEAD, FOOT, GAP = 196, 18, 42, 22, 22
 GUTTER = 16  # pixels beside an axis, for zeros and for what is not finite
-MOST = 80  # of more layers those with findings are drawn, and of the others every n-th
+MOST, TALLEST = 64, 900
+"""Of more layers those with findings are drawn, and of the others every n-th. Pixels of all rows:
+they stay on a page of paper."""
 
 
 class Row(NamedTuple):
@@ -60,11 +62,12 @@ def rows_chart(
     footnote: str,
 ) -> Markup:
     """Return a chart of layers with panels beside their names."""
-    ys = [HEAD + (index + 0.5) * ROW for index in range(len(rows))]
-    bottom = HEAD + ROW * len(rows)
+    high = min(ROW, TALLEST / len(rows))
+    ys = [HEAD + (index + 0.5) * high for index in range(len(rows))]
+    bottom = HEAD + high * len(rows)
     body, marks = [], []
     for row, y in zip(rows, ys, strict=True):
-        place = 0, y - ROW / 2, svg.WIDTH, ROW
+        place = 0, y - high / 2, svg.WIDTH, high
         if row.is_culprit or row.is_found:
             body.append(svg.rect(*place, "culprit-band" if row.is_culprit else "tinted-band"))
         marks.append(mark_of(row, *place, anchor))
@@ -74,7 +77,12 @@ def rows_chart(
     for row, y in zip(rows, ys, strict=True):
         body += name_of(row, y)
     height = bottom + FOOT
-    if footnote:
+    told = {
+        footnote: True,
+        "\N{BLACK RIGHT-POINTING TRIANGLE} the culprit": any(row.is_culprit for row in rows),
+        "tinted: other findings": any(row.is_found and not row.is_culprit for row in rows),
+    }
+    if footnote := "; ".join(text for text, holds in told.items() if text and holds):
         body.append(svg.write(0, height + 14, footnote, "quiet small"))
         height += 18
     return svg.chart(kind, (svg.WIDTH, height), finding, "".join(body), "".join(marks))
@@ -117,9 +125,10 @@ def _panel(
     axis += [svg.write(low, bottom + 15, "0", "quiet small middle")] * has_zeros
     axis += [svg.write(high - 2, bottom + 15, "NaN", "alarm small middle")] * has_bad
     yield svg.tag("g", *axis, class_="axis")
+    pitch = (bottom - HEAD) / len(ys)
     for y, most in zip(ys, panel.ranges, strict=False):
         if most > 0:
-            yield svg.rect(left, y - ROW / 2 + 2, scale.at(most) - left, ROW - 4, "ranges")
+            yield svg.rect(left, y - pitch / 2 + 2, scale.at(most) - left, pitch - 4, "ranges")
     for series in panel.series:
         parts = [*_series(series, ys, scale, low, high), " "]
         yield svg.tag("g", *parts, class_=f"series {series.key} {series.style}")

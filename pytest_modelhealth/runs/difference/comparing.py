@@ -215,19 +215,14 @@ def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Itera
     shown_before, shown_now = _shown(before, names), _shown(now, {})
     gone = {key: one for key, one in old.items() if key not in shown_now}
     accepted = gone.keys() & (_by_place(now["waived"], {}).keys() | warnings.keys())
+    accepted_now = [gone.pop(key) for key in [*gone] if key in accepted]
+    known = {*warned, *shown_before}
+    warned_now = [one for key, one in warnings.items() if key not in known]
     for what, findings, grade in (
         ("new finding", [new[key] for key in new if key not in shown_before], Grade.WORSE),
-        (
-            "now waived or warned of",
-            [gone.pop(key) for key in [*gone] if key in accepted],
-            Grade.CHANGED,
-        ),
+        ("now waived or warned of", accepted_now, Grade.CHANGED),
         ("no longer found", [*gone.values()], Grade.BETTER),
-        (
-            NEW_WARNING,
-            [warnings[key] for key in warnings if key not in warned and key not in shown_before],
-            Grade.CHANGED,
-        ),
+        (NEW_WARNING, warned_now, Grade.CHANGED),
     ):
         told = dict.fromkeys(
             (one["label"], f"{one['check']}: {one['message']}") for one in findings

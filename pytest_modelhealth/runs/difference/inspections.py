@@ -292,12 +292,9 @@ def structural_changes(found: DriftReport, before: Data, now: Data) -> Iterator[
         texts = (change.rest.strip(" :()").removeprefix("to ") for change in same)
         places = [Place(one.label, "", text) for one, text in zip(same, texts, strict=True)]
         yield Change("layer", words, tuple(places))
-    for key, what in (("shape", "output shape"), ("dtype", "dtype")):
+    for key, what, form in (("shape", "output shape", shape), ("dtype", "dtype", str)):
         places = [
-            Place(
-                y["label"],
-                *((shape(x[key]), shape(y[key])) if key == "shape" else (x[key], y[key])),
-            )
+            Place(y["label"], form(x[key]), form(y[key]))
             for x, y in layers
             if x and y and x["shape"] is not None and y["shape"] is not None
             if x[key] != y[key] and not (key == "shape" and _grew(x[key], y[key], ratio))

@@ -20,8 +20,8 @@ from pytest_modelhealth.runs.page.blocks import blocks
 from pytest_modelhealth.runs.page.contents import contents
 from pytest_modelhealth.runs.run import Run
 
-LIMIT = 10_000_000
-"""Bytes of a page; where the layers of all tests need more, those of passing tests are left out."""
+LIMIT, COMMON = 10_000_000, 2_900_000
+"""Bytes of a page, and those after which the layers of no further test that passed are written."""
 
 SCRIPTS = ("dom", "packed", "table", "inspection", "comparison", "start")
 """In the order in which they are joined."""
@@ -50,9 +50,11 @@ def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
     style = "".join(sheet.read_text(encoding="ascii") for sheet in (CHARTS, _FOLDER / "page.css"))
     before = _html("before.html", shown=shown, style=Markup(style), policy=Markup(policy))
     after = _html("after.html", script=Markup(script))
-    drawn = {one["anchor"] for entry in shown["entries"] for one in entry["results"] if one["more"]}
+    results = [result for entry in shown["entries"] for result in entry["results"]]
+    drawn = {result["anchor"] for result in results if result["is_drawn"]}
+    rest = len(before) + len(after)
     file.write(before)
-    file.writelines(blocks(run, drawn, limit - len(before) - len(after)))
+    file.writelines(blocks(run, drawn, limit - rest, COMMON - rest))
     file.write(after)
 
 

@@ -2,57 +2,59 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from operator import itemgetter
 from typing import Any
 
-from pytest_modelhealth.rendering.notation import in_bytes, number, plural
-from pytest_modelhealth.runs.page.panels import drawn
+from pytest_modelhealth.rendering.document import labelled
+from pytest_modelhealth.rendering.notation import number, plural
+from pytest_modelhealth.runs.faults import faults
+from pytest_modelhealth.runs.page.panels import drawn, facts
 from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run, Test
 
 DRAWN_AT_ONCE = 60_000
 """Characters of charts that stand on the page as they are, for paper and without a script: those of
-results that need a look, as far as they fit. Those of others are packed."""
+the first results that need a look. Those of others are packed."""
 
-TRIES = 20  # results whose charts are drawn to see whether they fit
+_TONES = ("bad", "unsure", "good", "quiet")
+_PROSE = ("likely cause", "seen", "note")  # what a story says in sentences, before its tables
 
-_VERSIONS = {"pytest_modelhealth": "pytest-modelhealth", "torch": "torch", "python": "Python"}
-_OF = {"step": "a training step", "training": "a training"}  # what was run, if not a batch
+NO_OBJECTION = "no objection"
+"""The verdict of a result that is fine, of a test that failed: nothing there is called healthy."""
 
 
 def contents(run: Run) -> dict[str, Any]:
-    """Return what ``before.html`` shows of `run`, the tests that failed first."""
-    entries = sorted(_entries(run), key=itemgetter("rank"))
-    verdicts = Counter(result["verdict"] for entry in entries for result in entry["results"])
-    order = sorted(verdicts, key=lambda one: [*GRAVITY, one].index(one))
-    outcomes = Counter(entry["outcome"] for entry in entries)
-    counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
-    inspected, ran = sum(one["inspected"] for one in entries), run.head.get("ran", len(entries))
-    status = f"exit status {run.head.get('exit_status', 'unknown')}"
-    created, environment = str(run.head.get("created", "")), run.head.get("environment", {})
-    versions = [
-        f"{name} {environment[key]}" for key, name in _VERSIONS.items() if environment.get(key)
-    ]
+    """Return what ``before.html`` shows of the tests of `run`, those that failed first.
+
+    Those that fail by the same cause stand together, the most first.
+    """
+    entries = [*_entries(run)]
+    alike = Counter(entry["cause"] for entry in entries if entry["failed"])
+    first: dict[object, int] = {}
+    for at, entry in enumerate(entries):
+        first.setdefault(entry["cause"], at)
+        if (count := alike[entry["cause"]]) > 1:
+            entry |= {"group": f"{count:,} tests: {entry['cause'][-1]}", "name": entry["id"]}
+    entries.sort(key=lambda e: (e["rank"], -alike[e["cause"]], first[e["cause"]]))
+    shown = [result for entry in entries for result in entry["results"]]
+    verdicts = Counter((r["verdict"], r["tone"]) for r in shown if r["verdict"] != NO_OBJECTION)
     return {
+        "head": run.head,
         "entries": entries,
-        "verdicts": [(f"{verdicts[one]:,} {one}", _tone(one)) for one in order],
-        "outcomes": f"{inspected:,} of {plural(ran, 'test')} inspected a model; {counts}",
-        "created": created.replace("T", " ").replace("+00:00", " UTC"),
-        "about": [*versions, *filter(None, [environment.get("platform")]), status],
-        "notes": run.head.get("notes", ()),
+        "verdicts": sorted(verdicts.items(), key=lambda one: _TONES.index(one[0][1])),
+        "outcomes": Counter(entry["outcome"] for entry in entries),
+        "inspected": f"{sum(e['inspected'] for e in entries):,} of "
+        + plural(run.head.get("ran", len(entries)), "test"),
     }
-
-
-def _tone(verdict: str) -> str:
-    return ("good", "unsure", "bad")[GRAVITY.get(verdict, 1)]
 
 
 def rank(test: Test) -> int:
     """Return 0 for a test that failed, 1 for one that reads badly, else 2 or 3."""
     if test["outcome"] in FAILED:
         return 0
-    return 3 - max((GRAVITY.get(one["verdict"], 1) for one in test["results"]), default=0)
+    gravest = max((GRAVITY.get(one["verdict"], 1) for one in test["results"]), default=0)
+    return 2 if test["outcome"] == "xfailed" else 3 - gravest
 
 
 def anchor(index: int, nth: int) -> str:
@@ -62,83 +64,78 @@ def anchor(index: int, nth: int) -> str:
 
 def _entries(run: Run) -> Iterator[dict[str, Any]]:
     """Yield what stands on the page of each test, with charts as long as there is room."""
-    room, tries = DRAWN_AT_ONCE, TRIES
+    room = DRAWN_AT_ONCE
     for index, test in enumerate(run.tests):
-        results = [_result(anchor(index, n), result) for n, result in enumerate(test["results"])]
+        is_failed = test["outcome"] in FAILED
+        results = [_result(anchor(index, n), one, test) for n, one in enumerate(test["results"])]
         for shown, result in zip(results, test["results"], strict=True):
-            if rank(test) < 2 and tries:
-                tries -= 1
+            if rank(test) < 2 and room > 0:
                 evidence, more = drawn(result, shown["anchor"])
-                if len(evidence) + len(more) <= room:
-                    room -= len(evidence) + len(more)
-                    shown |= {"evidence": evidence, "more": more}
+                room -= len(evidence) + len(more)
+                if room >= 0:
+                    shown |= {"evidence": evidence, "more": more, "is_drawn": True}
         texts = [result[key] for result in test["results"] for key in ("text", "headline")]
-        is_told = any(test["message"] in text for text in texts)
-        if test["outcome"] in FAILED and not is_told and all(r["tone"] == "good" for r in results):
-            results.insert(0, _failure(anchor(index, len(results)), test))
-            is_told = True
+        is_said = any(test["message"] in text for text in texts)
+        if is_failed and not is_said and not any(one["tone"] == "bad" for one in results):
+            made = {"kind": "failure", "verdict": "failed", "text": "", "headline": test["message"]}
+            made["place"] = test.get("raised_at", "")
+            results.insert(0, _result(anchor(index, len(results)), made, test))
+            is_said = True
+        again = {"run again": shlex.join(["pytest", test["id"]]), "replay": test.get("replay")}
+        again["test"] = f"{test['file']}:{test['line']}"
+        for shown in results:
+            shown["message"] = "" if is_said else test["message"]
+            shown["moves"] += [pair for pair in again.items() if pair[1]] if rank(test) < 2 else []
+            parts = ("message", "prose", "text", "remarks", "more")
+            shown["is_told"] = is_failed or any(shown[part] for part in parts)
         yield {
             **{key: test[key] for key in ("id", "file", "outcome")},
             "name": test["id"].removeprefix(f"{test['file']}::"),
-            "failed": test["outcome"] in FAILED,
+            "group": test["file"],
+            "cause": _cause(test) if is_failed else (),
+            "failed": is_failed,
             "inspected": bool(test["results"]),
             "rank": rank(test),
             "seconds": f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
-            "message": "" if is_told else test["message"],
             "results": results,
         }
 
 
-def _failure(own: str, test: Test) -> dict[str, Any]:
-    """Return what stands on the page of a test that failed without a result."""
-    none = dict.fromkeys(("text", "evidence", "more", "facts", "remarks"), "")
-    said = {"reason": test["message"], "place": test.get("raised_at", "")}
-    return {**none, "kind": "failure", "verdict": "failed", "tone": "bad", "anchor": own, **said}
+def _cause(test: Test) -> tuple[str, ...]:
+    """Return what tests have in common that fail by one cause: their models, and the culprit."""
+    fault = next(faults(test))
+    models = (str(result.get("model", "")) for result in test["results"])
+    return *models, fault.culprit if fault.label else fault.message
 
 
-def _result(own: str, result: Mapping[str, Any]) -> dict[str, Any]:
+def _result(own: str, result: Mapping[str, Any], test: Test) -> dict[str, Any]:
     """Return what stands on the page of a result."""
     verdict, reason = str(result["verdict"]), result["headline"]
     for start in (f"{verdict}: ", "not equivalent: ", "equivalent "):  # the verdict stands there
         reason = reason.removeprefix(start)
+    tone = ("good", "unsure", "bad")[GRAVITY.get(verdict, 1)]
+    if test["outcome"] in ("xfailed", "xpassed"):
+        verdict, tone = test["outcome"], "quiet"
+    elif test["outcome"] in FAILED and tone == "good":
+        verdict, tone = NO_OBJECTION, "quiet"
+    # the headline stands above
+    lines = result["text"].removeprefix(result["headline"]).splitlines()
+    told = [labelled(line) for line in lines]
     return {
-        **{key: result[key] for key in ("kind", "verdict", "place", "text")},
+        **{key: result[key] for key in ("kind", "place")},
         "anchor": own,
-        "tone": _tone(verdict),
+        "verdict": verdict,
+        "tone": tone,
         "reason": reason,
+        "prose": [pair for pair in told if pair[0] in _PROSE],
+        "text": "\n".join(text for label, text in told if not label).strip("\n"),
+        "moves": [pair for pair in told if pair[0] and pair[0] not in _PROSE],
         "evidence": "",
         "more": "",
-        "facts": [fact for fact in _facts(result) if fact],
+        "is_drawn": False,
+        "facts": facts(result) if "model" in result else "",
         "remarks": [*_remarks(result)],
     }
-
-
-def _facts(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was run, a phrase each."""
-    if result["kind"] == "comparison":
-        yield f"{result['model']} compared with {result['candidate']}"
-        yield plural(len(result["layers"]), "layer")
-        return
-    yield result["model"]
-    if result["kind"] == "drift":
-        yield f"{plural(result['tensors'], 'tensor')} against {result['snapshot']}"
-    if result["kind"] != "inspection":
-        return
-    totals, loss, batches = result["totals"], result["loss"], result["batches"]
-    part, ranks = result.get("part"), result.get("ranks")
-    yield _OF.get(result["of"], "")
-    yield plural(len(result["layers"]), "layer")
-    yield "" if totals["parameters"] is None else plural(totals["parameters"], "parameter")
-    yield plural(result["samples"], "sample") if result["samples"] else ""
-    if part is not None:
-        of = "" if part["of"] is None else f" of {part['of']:,}"
-        yield f"{part['batches']:,}{of} batches ({part['ended_by']} ended the run)"
-    elif batches != 1:
-        yield f"{batches:,} batches"
-    yield f"{plural(len(ranks['ranks']), 'rank')} ({ranks['engine']})" if ranks else ""
-    yield f"loss {number(loss)}" if isinstance(loss, int | float) else ""
-    yield "" if result["backward"] else "no backward pass"
-    yield f"peak {in_bytes(totals['peak_bytes'])}" if totals["peak_bytes"] else ""
 
 
 def _remarks(result: Mapping[str, Any]) -> Iterator[str]:

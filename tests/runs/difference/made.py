@@ -191,6 +191,7 @@ def comparison(*layers: dict[str, Any], culprit: str = "", **other: Any) -> dict
         "model": "Net",
         "candidate": "FastNet",
         "divergence": divergence if culprit else None,
+        "violations": [finding("comparison", culprit, message=differs)] if culprit else [],
         "losses": [1.386, 1.3862],
         "basis": "16 times the noise of rounding",
         "notes": [],

@@ -12,7 +12,7 @@
       return {
         key, layer, worst: worstOf(layer), name: layer.reference ?? layer.candidate, label: layer.label, search: words.join(" ").toLowerCase(),
         mark: layer.diverged ? { kind: "found", tone: "", text: "differs" } : isLone ? { kind: "shows", tone: "quiet", text: text.words(layer.change) } : null,
-        isFound: layer.diverged, isUnseen: !layer.tensors.length,
+        isFound: layer.diverged, isOpen: (layer.reference ?? layer.candidate) === result.divergence?.layer, isUnseen: !layer.tensors.length,
       };
     });
     return page.layerTable({ rows, columns: COLUMNS.filter((column) => column.title !== RENAMED || rows.some(isRenamed)), sets: [], title: "Layers of both models", describe });

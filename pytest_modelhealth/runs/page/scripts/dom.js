@@ -19,18 +19,18 @@
   // Text that may be broken after underscores and dots, and nowhere else where that is enough.
   page.breakable = (name) => name.split(/(?<=[_.])/).flatMap((part, index) => (index ? [page.make("wbr"), part] : [part]));
 
-  const NONE = "\u2013";
+  const NONE = "-";
   const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
   const isNone = (value) => value === null || value === undefined;
 
-  // Three significant digits; counts in full.
+  // As notation.py writes them: three significant digits, and counts in full.
   function number(value) {
     if (isNone(value)) return NONE;
     if (typeof value !== "number") return String(value);
-    if (Number.isInteger(value) && Math.abs(value) < 1e9) return whole.format(value);
-    const size = Math.abs(value);
-    if (size >= 1e-4 && size < 1e5) return String(Number(value.toPrecision(3)));
-    return value.toExponential(2).replace("e+", "e");
+    if (value === 0) return "0";
+    const short = value.toExponential(2).replace("e+", "e");
+    const power = Number(short.split("e")[1]);
+    return power >= -3 && power <= 4 ? value.toFixed(Math.max(0, 2 - power)) : short;
   }
 
   function scaled(value, base, units) {
@@ -40,7 +40,7 @@
       value /= base;
       index += 1;
     }
-    return `${Number(value.toPrecision(3))}${units[index]}`;
+    return `${value.toFixed(!index || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)}${units[index]}`;
   }
 
   // Whole percents; only none is "0%", and only all is "100%".
@@ -52,6 +52,7 @@
 
   const text = (page.text = {
     NONE, number, percent,
+    whole: (count) => (isNone(count) ? NONE : whole.format(count)),
     bytes: (value) => scaled(value, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]),
     large: (value) => scaled(value, 1000, ["", " k", " M", " G", " T", " P"]),
     shape: (sizes) => (isNone(sizes) ? NONE : sizes.join("x") || "scalar"),
@@ -72,7 +73,10 @@
   // A Map from what `key` says of the items to the lists of them.
   page.grouped = function (items, key) {
     const groups = new Map();
-    for (const item of items) groups.set(key(item), [...(groups.get(key(item)) ?? []), item]);
+    for (const item of items) {
+      if (!groups.has(key(item))) groups.set(key(item), []);
+      groups.get(key(item)).push(item);
+    }
     return groups;
   };
 

@@ -23,7 +23,7 @@
       return {
         key, layer, own_findings: own, doubts, others, seen,
         name: layer.name, label: layer.label, search: words.join(" ").toLowerCase(),
-        mark: markOf(own, doubts, others), isFound: own.length > 0, isUnseen: layer.status !== "observed",
+        mark: markOf(own, doubts, others), isFound: own.length > 0, isOpen: layer.name === result.violations[0]?.layer, said: result.violations[0], isUnseen: layer.status !== "observed",
         gradient: normOf(layer, "parameter_gradients"), bad: badOf(layer), greatest: greatestOf(seen.activations),
       };
     });
@@ -70,13 +70,13 @@
     { title: "layer", help: "name, as named_modules() spells it", set: "", isText: true, value: (row) => row.label },
     { title: "type", help: "class of the module", set: "", isText: true, value: (row) => row.layer.type, text: (row) => row.layer.type },
     { title: STATUS, help: "what became of the layer", set: "", isText: true, value: (row) => row.layer.status, text: (row) => text.words(row.layer.status) },
-    cost("calls", "how often it was called", "calls", text.number),
+    cost("calls", "how often it was called", "calls", text.whole),
     { title: "input", help: "shape of its first input", set: "cost", isText: true, value: (row) => product(row.layer.input_shape), text: (row) => text.shape(row.layer.input_shape) },
     { title: "output", help: "shape of its first output", set: "", isText: true, value: (row) => product(row.layer.shape), text: (row) => text.shape(row.layer.shape) },
     { title: "dtype", help: "of its output", set: "cost", isText: true, value: (row) => row.layer.dtype, text: (row) => row.layer.dtype || text.NONE },
     statistic("mean", "of the activations", "mean"),
     statistic("std", "of the activations", "std"),
-    { title: "abs max", help: "greatest magnitude of the activations", set: "numbers", value: (row) => row.greatest, text: (row) => text.number(row.greatest), isFound: isFoundIn("activations") },
+    { title: "abs max", help: "greatest magnitude of the activations", set: "numbers", value: (row) => row.greatest, text: (row) => text.number(row.greatest) },
     {
       title: "zeros", help: "part of the activations that is zero", set: "numbers",
       value: (row) => share(row.seen.activations), text: (row) => text.percent(share(row.seen.activations)),
@@ -88,7 +88,7 @@
     },
     { title: "grad norm", help: "L2 norm of the gradient of its activations", set: "numbers", value: (row) => (row.seen.gradients && page.hasFinite(row.seen.gradients) ? row.seen.gradients.norm : null), text: (row) => text.statistic(row.seen.gradients, "norm"), isFound: isFoundIn("gradients") },
     { title: "param grad", help: "L2 norm of the gradients of its parameters", set: "numbers", value: (row) => row.gradient, text: (row) => text.number(row.gradient), isFound: isFoundIn("parameter_gradients", "parameters") },
-    { title: "NaN, inf", help: "values that are not finite, of all its tensors", set: "numbers", value: (row) => row.bad, text: (row) => (row.bad ? text.number(row.bad) : "0"), isFound: (row) => row.bad > 0 },
+    { title: "NaN, inf", help: "values that are not finite, of all its tensors", set: "numbers", value: (row) => row.bad, text: (row) => text.whole(row.bad), isFound: (row) => row.bad > 0 && row.isFound },
     cost("parameters", "number of elements; a tied weight counts once", "parameters", text.large),
     cost("memory", "bytes of its outputs", "activation_bytes", text.bytes),
     cost("multiply-adds", "of its own operations", "multiply_adds", text.large),
@@ -102,10 +102,13 @@
   async function describe(anchor, row) {
     const hasHistograms = await page.addHistograms(anchor, row.key, row.layer);
     const told = "Its histograms are not on this page, to keep it small; the file of --modelhealth-json has them.";
-    return [...sentences(row), tensorTable(row.layer), !hasHistograms && row.layer.tensors.length ? make("p", { class: "aside" }, told) : ""];
+    const key = "Values by size: a bar is a power of two, those of negative values at the left, zeros grey; heights are parts of the highest.";
+    return [...sentences(row), tensorTable(row), row.layer.tensors.length ? make("p", { class: "aside" }, hasHistograms ? key : told) : ""];
   }
 
-  function sentences({ layer, own_findings, doubts, others }) {
+  // What is wrong with a layer; the gravest finding stands above, in full.
+  function sentences({ layer, own_findings, doubts, others, said }) {
+    own_findings = own_findings.filter((finding) => finding !== said);
     const told = [
       ...own_findings.map((finding) => ["bad", `${text.words(finding.check)}: ${finding.message}`]),
       ...own_findings.filter((finding) => finding.cause).map((finding) => ["", `likely cause: ${finding.cause}`]),
@@ -123,18 +126,19 @@
   [HEADS[0].spoken, HEADS[1].spoken] = ["tensor", "name"];
   const ILL_HEADS = page.heads(["NaN on ranks"], 1);
 
-  function tensorTable(layer) {
+  function tensorTable({ layer, own_findings }) {
+    const isMeant = ({ role, name }) => own_findings.some((finding) => finding.role === role && (!finding.tensor || finding.tensor === name));
     if (!layer.tensors.length) return make("p", { class: "aside" }, "No tensor of it was seen.");
     const ill = layer.ill_ranks ?? {};
     const isIll = Object.keys(ill).length > 0;
     const order = [...layer.tensors].sort((a, b) => ROLES.indexOf(a.role) - ROLES.indexOf(b.role));
     return page.table(isIll ? [...HEADS, ...ILL_HEADS] : HEADS, order.map((tensor) => [
-      make("th", { scope: "row" }, text.words(tensor.role)),
+      make("th", { scope: "row", class: isMeant(tensor) ? "meant" : null }, text.words(tensor.role)),
       make("td", { class: "code" }, tensor.name),
       ...page.cells([text.shape(tensor.shape), tensor.dtype], ""),
       ...page.cells(["mean", "std", "min", "max", "norm"].map((name) => text.statistic(tensor, name))),
       ...page.cells([text.percent(share(tensor)), text.percent(tensor.dead)]),
-      ...["nan", "inf"].map((name) => make("td", { class: `n${tensor[name] ? " found" : ""}` }, text.number(tensor[name]))),
+      ...["nan", "inf"].map((name) => make("td", { class: `n${tensor[name] && isMeant(tensor) ? " found" : ""}` }, text.whole(tensor[name]))),
       make("td", {}, bars(tensor)),
       ...(isIll ? [make("td", { class: ill[tensor.role] ? "found" : null }, (ill[tensor.role] ?? []).join(", "))] : []),
     ]));

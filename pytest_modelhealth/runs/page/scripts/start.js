@@ -3,20 +3,20 @@
   "use strict";
   const { make, text } = globalThis.page;
   const FILES_OPEN_UP_TO = 400; // results, up to which all are listed at once
-  const MARKS = { bad: "\u2715", unsure: "?", good: "\u2713" };
+  const MARKS = { bad: "\u2715", unsure: "?", good: "\u2713", quiet: "\u00b7" };
 
   const views = [...document.querySelectorAll("main > .view")];
-  const rows = [...document.querySelectorAll(".overview tr[data-result]")];
+  const rows = [...document.querySelectorAll(".overview tbody tr")].reduce(told, []);
   const opened = new Map(); // anchor: promise of what was made of its numbers
 
   document.documentElement.classList.add("scripted");
-  document.querySelectorAll(".overview a").forEach((link) => link.firstChild.replaceWith(...page.breakable(link.firstChild.textContent)));
+  document.querySelectorAll(".overview a").forEach((link) => link.replaceChildren(...page.breakable(link.textContent)));
   addThemes();
   listTests();
   addEventListener("hashchange", () => show(true));
   addEventListener("click", (event) => event.target.closest?.("svg a")?.getAttribute("href") === location.hash && show(true));
   addEventListener("load", () => location.hash.includes("/") || scrollTo({ top: 0, behavior: "instant" })); // the browser has gone to the section
-  addEventListener("beforeprint", openTests);
+  addEventListener("beforeprint", () => document.querySelectorAll("#tests .box, .panel > details").forEach((each) => (each.open = true)));
   show(false);
 
   // Shows the result that the address names: "#t3-0", or "#t3-0/encoder.0" for a layer of it.
@@ -24,7 +24,7 @@
     const hash = location.hash.slice(1);
     const cut = hash.indexOf("/");
     const anchor = cut < 0 ? hash : hash.slice(0, cut);
-    const chosen = views.find((view) => view.id === anchor) ?? (anchor === "main" ? null : first());
+    const chosen = views.find((view) => view.id === anchor) ?? made(anchor) ?? (anchor === "main" ? null : first());
     if (chosen === null) return;
     for (const view of views) view.hidden = view !== chosen;
     for (const link of document.querySelectorAll("#tests a")) {
@@ -41,8 +41,31 @@
       chosen.focus({ preventScroll: true });
     }
     if (!chosen.classList.contains("result") || chosen.dataset.kind === "failure") return; // which has no numbers
-    const made = await open(chosen);
-    if (cut >= 0) made?.reveal(decoded(hash.slice(cut + 1)));
+    const table = await open(chosen);
+    if (cut >= 0) table?.reveal(decoded(hash.slice(cut + 1)));
+  }
+
+  // What the overview says of a test: its heading, its link, its verdict.
+  function told(rows, line) {
+    const link = line.querySelector("a");
+    if (!link) rows.group = line.textContent;
+    else rows.push({ line, link, group: rows.group, name: link.textContent, pill: line.querySelector(".pill"), nth: line.querySelector("th .aside")?.textContent });
+    return rows;
+  }
+
+  // The section of a test of which there is nothing to say but its numbers.
+  function made(anchor) {
+    const row = rows.find(({ link }) => link.hash === `#${anchor}`);
+    if (!row) return undefined;
+    const where = make("p", { class: "where", id: `${anchor}-where` }, make("span", { class: "code" }, [row.group, row.name].join("::")));
+    const head = make("h2", {}, row.pill.cloneNode(true), ` ${row.line.querySelector(".found").textContent}`);
+    const view = make(
+      "section", { id: anchor, class: "view result", "aria-labelledby": where.id, "data-tone": toneOf(row) },
+      where, head, make("p", { class: "facts aside" }), make("div", { class: "evidence" }), make("div", { class: "more" }),
+    );
+    views.push(view);
+    document.querySelector("main").append(view);
+    return view;
   }
 
   function decoded(name) {
@@ -69,16 +92,20 @@
       say("This browser is too old to unpack the numbers of the layers; Chrome 80, Firefox 113 and Safari 16.4 can.");
       return null;
     }
-    await page.showCharts(view);
-    const result = await page.result(view.id);
-    if (result === null) {
-      say("The layers of this result are not on the page, to keep it under 10 MB: run the test alone, or see the file of --modelhealth-json.");
+    const held = await page.result(view.id);
+    if (held === null) {
+      say("The layers of this result are not on the page, to keep it small: run the test alone, or see the file of --modelhealth-json.");
       return null;
     }
+    const { result, facts, charts } = held;
+    if (!view.querySelector(".facts *")) view.querySelector(".facts").innerHTML = facts; // drawn and escaped, like charts
+    view.querySelector(".evidence").insertAdjacentHTML("beforeend", charts?.[0] ?? "");
+    more.insertAdjacentHTML("beforeend", charts?.[1] ?? "");
     const table = page.kinds[result.kind]?.(view.id, result) ?? null;
     if (table) {
       const summary = make("summary", {}, make("h3", {}, "Layers"), make("span", { class: "aside" }, table.remark));
       more.append(make("section", { class: "panel" }, make("details", { open: true }, summary, table.element)));
+      table.showOpen();
     }
     view.querySelector(".facts").after(sections(view));
     return table;
@@ -98,23 +125,16 @@
     return make("nav", { class: "sections", "aria-label": "Parts of this result" }, parts);
   }
 
-  function openTests() {
-    for (const details of document.querySelectorAll("#tests .box")) details.open = true;
-  }
-
   // The tests at the left: what failed first, the rest by file.
   function listTests() {
     const nav = document.getElementById("tests");
-    const counts = new Map();
-    for (const row of rows) counts.set(verdictOf(row), (counts.get(verdictOf(row)) ?? 0) + 1);
+    const counts = page.grouped(rows, verdictOf);
     const wanted = new Set();
     const list = make("div");
     const count = make("p", { class: "count", role: "status" });
     const search = make("input", { type: "search", class: "search", placeholder: "Filter tests", "aria-label": "Filter tests", input: fillList });
-    const gravest = ["bad", "unsure", "good"];
-    const toneOf = (verdict) => gravest.indexOf(rows.find((row) => verdictOf(row) === verdict).dataset.tone);
-    const verdicts = [...counts].sort(([a], [b]) => toneOf(a) - toneOf(b));
-    const chips = verdicts.map(([verdict, number]) => {
+    const gravity = ([, [row]]) => ["bad", "unsure", "good", "quiet"].indexOf(toneOf(row));
+    const chips = [...counts].sort((a, b) => gravity(a) - gravity(b)).map(([verdict, { length }]) => {
       const chip = make("button", {
         type: "button", class: "chip", "aria-pressed": "false",
         click() {
@@ -122,12 +142,12 @@
           chip.setAttribute("aria-pressed", String(wanted.has(verdict)));
           fillList();
         },
-      }, `${verdict} ${text.number(number)}`);
+      }, `${verdict} ${text.whole(length)}`);
       return chip;
     });
     const box = make(
       "details", { class: "box", open: !matchMedia("(max-width: 900px)").matches },
-      make("summary", {}, `Tests (${text.number(rows.length)})`), search,
+      make("summary", {}, `Tests (${text.whole(rows.length)})`), search,
       chips.length > 1 ? make("div", { class: "kinds", role: "group", "aria-label": "Verdicts" }, chips) : null,
       make("ul", {}, make("li", {}, make("a", { href: "#overview" }, make("span", { class: "dot", "aria-hidden": "true" }, "\u2261"), make("span", { class: "name" }, "All tests")))),
       list, count,
@@ -140,12 +160,12 @@
     function fillList() {
       const words = search.value.trim().toLowerCase().split(/\s+/);
       const found = rows.filter((row) => {
-        const told = row.textContent.toLowerCase();
+        const told = `${row.group} ${row.line.textContent}`.toLowerCase();
         return words.every((word) => told.includes(word)) && (!wanted.size || wanted.has(verdictOf(row)));
       });
       list.replaceChildren(...grouped(found.slice(0, FILES_OPEN_UP_TO)));
       const rest = found.length - FILES_OPEN_UP_TO;
-      count.textContent = found.length === 0 ? "No test matches." : rest > 0 ? `and ${text.number(rest)} more: filter to find them` : "";
+      count.textContent = found.length === 0 ? "No test matches." : rest > 0 ? `and ${text.whole(rest)} more: filter to find them` : "";
       const current = views.find((view) => !view.hidden);
       list.querySelectorAll("a").forEach((link) => link.hash === `#${current?.id}` && link.setAttribute("aria-current", "page"));
     }
@@ -162,24 +182,23 @@
   }
 
   function verdictOf(row) {
-    return row.querySelector(".pill").textContent;
+    return row.pill.textContent;
+  }
+
+  function toneOf(row) {
+    return row.pill.classList[1];
   }
 
   function grouped(found) {
-    const files = new Map();
-    for (const row of found) files.set(row.dataset.file, [...(files.get(row.dataset.file) ?? []), row]);
-    return [...files].flatMap(([file, own]) => [make("p", { class: "file" }, file), make("ul", {}, own.map(entry))]);
+    return [...page.grouped(found, (row) => row.group)].flatMap(([group, own]) => [make("p", { class: "file" }, group), make("ul", {}, own.map(entry))]);
   }
 
   function entry(row) {
-    const nth = row.querySelector("th .aside")?.textContent;
-    const { tone, failed } = row.dataset;
-    const isOwnFailure = failed !== undefined && tone !== "bad" && !nth; // of an assert of its own
+    const tone = toneOf(row);
     return make("li", {}, make(
-      "a", { href: `#${row.dataset.result}`, title: row.querySelector(".found").textContent },
+      "a", { href: row.link.hash, title: row.line.querySelector(".found").textContent },
       make("span", { class: `dot ${tone}`, "aria-hidden": "true" }, MARKS[tone]),
-      make("span", { class: "name" }, page.breakable(row.dataset.name), nth ? make("span", { class: "aside" }, ` ${nth}`) : "",
-        isOwnFailure ? make("span", { class: "bad" }, " failed") : "",
+      make("span", { class: "name" }, page.breakable(row.name), row.nth ? make("span", { class: "aside" }, ` ${row.nth}`) : "",
         make("span", { class: "aloud" }, `, ${verdictOf(row)}`)),
     ));
   }

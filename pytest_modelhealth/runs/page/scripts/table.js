@@ -1,6 +1,6 @@
 // A table of layers: a tree in execution order, a list where it is sorted or searched.
 //
-// A row: {key, name, label, search, mark, isFound, isUnseen}, beside what its columns read. `mark`
+// A row: {key, name, label, search, mark, isFound, isOpen, isUnseen}, beside what its columns read. `mark`
 // is {tone, text} or null. A column: {title, help, set, value(row), text(row), isText, isFound(row)};
 // `value` is what it sorts by (null comes last), `set` one of `sets`, or "" for every one.
 (() => {
@@ -15,7 +15,7 @@
 
   page.layerTable = function ({ rows, columns, sets, describe, title }) {
     const tree = planted(rows);
-    const state = { query: "", sort: null, set: sets[0] ?? "", room: CHUNK, folded: initiallyFolded(tree, rows), open: new Set() };
+    const state = { query: "", sort: null, set: sets[0] ?? "", room: CHUNK, folded: initiallyFolded(tree, rows), open: new Set(rows.filter((row) => row.isOpen).map((row) => row.key)) };
     state.room = Math.max(CHUNK, Math.min(MOST_ROWS, unfolded(tree).findIndex((row) => row.isFound) + 20));
     const described = new Map();
     const head = make("thead");
@@ -31,16 +31,17 @@
       make("button", { type: "button", "aria-pressed": String(set === state.set), click: () => choose(set) }, set),
     );
     const table = make("table", { class: "layers" }, make("caption", { class: "aloud" }, title), head, body);
+    const frame = make("div", { class: "layers-frame", tabindex: "0", role: "group", "aria-label": title }, table, rest);
     const element = make(
       "div", { class: "layer-table" },
       make("div", { class: "tools" }, search,
         choices.length ? make("div", { class: "switch", role: "group", "aria-label": "Columns" }, choices) : null,
         inOrder, status),
-      make("div", { class: "layers-frame", tabindex: "0", role: "region", "aria-label": title }, table, rest),
+      frame,
     );
     body.addEventListener("keydown", walk);
     draw();
-    return { element, reveal, remark: page.text.plural(rows.length, "layer") };
+    return { element, reveal, showOpen, remark: page.text.plural(rows.length, "layer") };
 
     function change(changes) {
       Object.assign(state, { room: CHUNK }, changes);
@@ -79,8 +80,8 @@
     function told(count) {
       const all = page.text.plural(rows.length, "layer");
       const sorted = state.sort && `, by ${columns[state.sort.column].title}, ${state.sort.isDown ? "largest first" : "smallest first"}`;
-      if (state.query) return `${page.text.number(count)} of ${all} found${sorted ?? ""}`;
-      return sorted ? `${all}${sorted}` : count < rows.length ? `${page.text.number(count)} of ${all} unfolded` : `${all} in execution order`;
+      if (state.query) return `${page.text.whole(count)} of ${all} found${sorted ?? ""}`;
+      return sorted ? `${all}${sorted}` : count < rows.length ? `${page.text.whole(count)} of ${all} unfolded` : `${all} in execution order`;
     }
 
     function heading(column) {
@@ -160,7 +161,7 @@
       const more = (room, text) => make("button", { type: "button", class: "plain", click: () => showMore(room) }, text);
       rest.replaceChildren(
         more(state.room + CHUNK, `Show ${Math.min(CHUNK, Math.max(count, 0))} more`),
-        make("span", { class: "aside" }, `${page.text.number(count)} not shown`),
+        make("span", { class: "aside" }, `${page.text.whole(count)} not shown`),
       );
     }
 
@@ -184,6 +185,12 @@
         if (row.children) setFolded(row, isFolded);
       } else return;
       event.preventDefault();
+    }
+
+    // Scrolls the frame, and not the page, to what is open from the start.
+    function showOpen() {
+      const line = body.querySelector("tr.details")?.previousSibling;
+      if (line) frame.scrollTop = line.offsetTop - frame.clientHeight / 3;
     }
 
     // Opens the row of the layer of this name, if there is one, and goes there.
