@@ -17,8 +17,7 @@ from pytest_modelhealth.report.flow import LOSS, OUTPUT, Flow, Kind, Vertex
 
 ELLIPSIS = " \N{HORIZONTAL ELLIPSIS} "
 
-Edge = Sequence[Any]
-"""From which box to which, whether a gradient goes back, and by which operations, views apart."""
+Edge = Sequence[Any]  # two boxes, whether a gradient goes back, operations between, views apart
 
 
 class _Way(NamedTuple):

@@ -29,7 +29,7 @@ from pytest_modelhealth.rendering.charts import flow as flow_chart
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import LETTER, STYLE
 from pytest_modelhealth.rendering.charts.values import histograms
-from pytest_modelhealth.rendering.notation import number, plural, printable, shape
+from pytest_modelhealth.rendering.notation import few, number, plural, printable, shape
 from pytest_modelhealth.rendering.recorded import (
     comparison_data,
     evidence_data,
@@ -130,8 +130,7 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
 
 def _alarms(report: HealthReport) -> list[str]:
     lines = [f"{label(report, f.layer)}: {f.check}: {f.message}" for f in report.violations]
-    more = len(lines) - MOST_ALARMS
-    return [*lines[:MOST_ALARMS], *[f"and {plural(more, 'violation')} more"] * (more > 0)]
+    return few(lines, MOST_ALARMS, "more violation")
 
 
 def plot_flow(report: HealthReport) -> Figure:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from pytest_modelhealth.statistics import HIGHEST_EXPONENT
 
-NOT_SEEN = "-"
-"""Stands where there is no number: the layer has no such tensor, or it was not observed."""
+NOT_SEEN = "-"  # where there is no number: no such tensor, or it was not observed
 
 
 def number(value: float | None) -> str:

@@ -60,8 +60,9 @@ def _fields(of: object, *names: str, **paths: str) -> dict[str, Any]:
 # An inspection
 
 
+COUNTS = ("layers", "parameters", "trainable")
 SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
-"""What a layer costs, by its name in `ModelSummary`."""
+"""What a model is made of and what a layer costs, by their names in `ModelSummary`."""
 
 
 def _inspection(report: HealthReport) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
             for found in judgement.waived
             if found.waiver
         ],
-        "totals": {key: summary.totals[key] for key in TOTALS},
+        "totals": {key: summary.totals[key] for key in (*COUNTS, *SIZES, "peak_bytes")},
         "evidence": evidence_data(report),
         "layers": layers,
         "flow": flow_data(report),
@@ -108,10 +109,6 @@ def _finding(report: HealthReport, found: Finding) -> dict[str, Any]:
         for one in data.pop("folded")
     ]
     return data | {"affected": found.layers[1:]}
-
-
-TOTALS = ("layers", "parameters", "trainable", *SIZES, "peak_bytes")
-"""What is said of the model as a whole, by its name in `ModelSummary`."""
 
 
 def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,7 +287,10 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
     """Return what a snapshot check found."""
     found, model = check.found, check.now.observation.model_type
     drifts, story = ((), "") if found is None else (found.drifts, found.story)
-    line = _drift_headline(check)
+    recorded = f"recorded in {check.file}" if check.outcome is Outcome.RECORDED else ""
+    line = check.text.partition("\n")[0] or recorded or str(found or check.outcome.value)
+    if found is not None and found.drifted:
+        line = found.headline
     culprit = drifts[0].layer if drifts else ""
     parting = encode(Finding("drift", culprit, message=story or line))
     parting["label"] = culprit or (model if drifts else "")
@@ -311,10 +311,3 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
         ],
         "changes": [] if found is None else phrases(found.changes),
     }
-
-
-def _drift_headline(check: SnapshotCheck) -> str:
-    if check.found is not None and check.found.drifted:
-        return check.found.headline
-    recorded = f"recorded in {check.file}" if check.outcome is Outcome.RECORDED else ""
-    return check.text.partition("\n")[0] or recorded or str(check.found or check.outcome.value)

@@ -92,6 +92,9 @@ def test_histograms() -> None:
     assert drawn[1][0] < float(zeros.get("x", "")) < drawn[2][0]
     assert "2 NaN, 1 inf" in texts(svg)
     assert "31% dead" in "".join(texts(svg))
+    # the axes have a unit and the height of the highest bar, 16 of 41; the colours a legend
+    assert {"value", "39%", "\u25a0 zeros"} <= {*texts(svg)}
+    assert any(text.startswith("\u25a0 part of the values between") for text in texts(svg))
     side = [1] * 2098  # all of float64: bins share bars
     bins = {"lowest": -1074, "negative": side, "positive": side, "sampled": True}
     svg = draw("histograms", tensor("activations", bins=bins, count=4196))
@@ -179,6 +182,9 @@ def test_memory() -> None:
     assert "saved for backward not measured" in told
 
 
+SIDES = ((min, 0), (max, 1))
+
+
 @pytest.mark.parametrize(
     ("edges", "culprit"),
     [
@@ -210,6 +216,21 @@ def test_flow(edges: list[Edge], culprit: str) -> None:
             assert boxes[source][1] < boxes[target][1]
             forward[target].add(source)
     assert len(list(TopologicalSorter(forward).static_order())) == len(boxes)
+    # an arc stays beside the boxes, and a straight arrow leads to the next; each colour is told
+    left, right = (f(x + side * w for x, _, w, _ in boxes.values()) for f, side in SIDES)
+    below = {name: at for at, name in enumerate(sorted(boxes, key=lambda name: boxes[name][1]))}
+    for edge in drawn:
+        if "C" in edge.get("d", ""):
+            xs = [
+                float(x) for x in re.findall(r"(?:[MC ]|^)(-?[\d.]+) -?[\d.]+", edge.get("d", ""))
+            ]
+            assert all(x >= right - 0.1 for x in xs) or all(x <= left + 0.1 for x in xs)
+        else:
+            source, target = pair(edge)
+            assert below[target] == below[source] + 1
+    told = " ".join(texts(svg))
+    assert "the way from the batch" in told
+    assert "a check fails there; the culprit is filled" in told
     for (ax, ay, aw, ah), (bx, by, bw, bh) in itertools.combinations(boxes.values(), 2):
         assert ax + aw < bx or bx + bw < ax or ay + ah < by or by + bh < ay
 

@@ -23,6 +23,7 @@ BOX, PITCH, LINE, LEFT = 22, 36, 13, 10
 """Pixels: the height of a box, from one to the next, a line of text, the margin."""
 
 Violations = Sequence[Mapping[str, Any]]
+Place = tuple[float, float, float]
 
 
 def flow(data: Mapping[str, Any], violations: Violations, anchor: str) -> Markup:
@@ -59,10 +60,11 @@ def flow(data: Mapping[str, Any], violations: Violations, anchor: str) -> Markup
         is_straight = ends[1] == ends[0] + 1 and ends not in straight
         straight.update([ends] * is_straight)
         is_way = ends in lit and ends[0] != ends[1]
-        drawn, mark, label = _arrow(arrow, boxes, top, left, right, is_straight, is_way=is_way)
+        drawn, mark, (x, y) = _arrow(
+            arrow, boxes, (top, left, right), is_straight=is_straight, is_way=is_way
+        )
         body.append(drawn)
         marks.append(mark)
-        x, y = label
         edge_of_text = max(edge_of_text, x)
         if arrow.is_cut and ends[0] != ends[1]:
             while any(abs(y - other) < LINE for other in labelled):
@@ -75,10 +77,7 @@ def flow(data: Mapping[str, Any], violations: Violations, anchor: str) -> Markup
         place_of = left, top + index * PITCH - BOX / 2, right - left
         marks.append(_box(box, place_of, way, violations, anchor))
     width = max(360, edge_of_text + 12, *(42 + len(text) * svg.LETTER * 0.92 for *_, text in notes))
-    finding = f"flow of {plural(sum(map(_is_layer, names)), 'layer')}"
-    if violations:
-        check = svg.words(violations[0]["check"])
-        finding += f"; culprit {svg.label_of(violations[0])}: {check}"
+    finding = f"flow of {plural(sum(map(_is_layer, names)), 'layer')}{svg.accused(violations)}"
     size = width, top + len(boxes) * PITCH
     return svg.chart("flow", size, finding, "".join(body), "".join(marks))
 
@@ -115,16 +114,10 @@ def _reach(rows: int) -> float:
 
 
 def _arrow(
-    arrow: Arrow,
-    boxes: Sequence[Box],
-    top: float,
-    left: float,
-    right: float,
-    is_straight: bool,
-    *,
-    is_way: bool,
+    arrow: Arrow, boxes: Sequence[Box], frame: Place, *, is_straight: bool, is_way: bool
 ) -> tuple[str, str, tuple[float, float]]:
     """Return an arrow, a shape above it that says what it stands for, and where a label stands."""
+    top, left, right = frame
     head = 4.5 if is_way else 3.3
     start, end = (top + at * PITCH for at in (arrow.source, arrow.target))
     is_back = arrow.target <= arrow.source
@@ -150,13 +143,7 @@ def _arrow(
     return drawn + svg.path(tip, f"head {style}"), mark, label
 
 
-def _box(
-    box: Box,
-    place: tuple[float, float, float],
-    way: Sequence[str],
-    violations: Violations,
-    anchor: str,
-) -> str:
+def _box(box: Box, place: Place, way: Sequence[str], violations: Violations, anchor: str) -> str:
     """Return a box, with a link to the layer, or to what was findings in it."""
     findings = [v for v in violations if _holds(box, v["layer"])]
     is_culprit = bool(findings) and _holds(box, violations[0]["layer"])

@@ -15,9 +15,8 @@ from pytest_modelhealth.rendering.notation import plural
 
 NAMES, ROW, HEAD, FOOT, GAP = 196, 18, 42, 22, 22
 GUTTER = 16  # pixels beside an axis, for zeros and for what is not finite
-MOST, TALLEST = 64, 900
-"""Of more layers those with findings are drawn, and of the others every n-th. Pixels of all rows:
-they stay on a page of paper."""
+MOST = 64  # of more layers those with findings are drawn, and of the others every n-th
+TALLEST = 900  # pixels of all rows, which stay on a page of paper
 
 
 class Row(NamedTuple):
@@ -71,18 +70,14 @@ def rows_chart(
         if row.is_culprit or row.is_found:
             body.append(svg.rect(*place, "culprit-band" if row.is_culprit else "tinted-band"))
         marks.append(mark_of(row, *place, anchor))
+        body += name_of(row, y)
     width = (svg.WIDTH - NAMES - GAP * (len(panels) - 1) - 10) / len(panels)
     for index, panel in enumerate(panels):
         body += _panel(panel, ys, NAMES + index * (width + GAP), width, bottom)
-    for row, y in zip(rows, ys, strict=True):
-        body += name_of(row, y)
     height = bottom + FOOT
-    told = {
-        footnote: True,
-        "\N{BLACK RIGHT-POINTING TRIANGLE} the culprit": any(row.is_culprit for row in rows),
-        "tinted: other findings": any(row.is_found and not row.is_culprit for row in rows),
-    }
-    if footnote := "; ".join(text for text, holds in told.items() if text and holds):
+    notes = [footnote, *["\u25b6 the culprit"] * any(row.is_culprit for row in rows)]
+    notes += ["tinted: other findings"] * any(r.is_found and not r.is_culprit for r in rows)
+    if footnote := "; ".join(filter(None, notes)):
         body.append(svg.write(0, height + 14, footnote, "quiet small"))
         height += 18
     return svg.chart(kind, (svg.WIDTH, height), finding, "".join(body), "".join(marks))
@@ -199,9 +194,7 @@ def depth(
         Panel("gradient norm (L2)", [parameters, gradients]),
     ]
     finding = f"activation scale and gradient norms of {plural(len(every), 'layer')}"
-    if violations:
-        check = svg.words(violations[0]["check"])
-        finding += f"; culprit {svg.label_of(violations[0])}: {check}"
+    finding += svg.accused(violations)
     return rows_chart("depth", anchor, rows, panels, finding, _part(shown, every))
 
 
@@ -246,21 +239,17 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     panels = []
     for (name, worst), style in zip(passes.items(), ("first", "second"), strict=True):
         values = [None if one is None else _number(one["error"]) for one in worst]
-        ranges = [
-            0.0 if one is None else _number(one["noise"]) * _number(one["limit"]) for one in worst
-        ]
-        ranges = [0.0 if math.isnan(one) else one for one in ranges]
-        panels.append(
-            Panel(f"{name}: relative error", [Series(name, "error", values, style)], ranges)
-        )
+        allowed = [_number(o["noise"]) * _number(o["limit"]) if o else 0.0 for o in worst]
+        ranges = [0.0 if math.isnan(one) else one for one in allowed]
+        series = [Series(name, "error", values, style)]
+        panels.append(Panel(f"{name}: relative error", series, ranges))
     rows, notes = [], [_part(layers, every)]
     finding = f"{sum(layer['diverged'] for layer in every)} of {plural(len(every), 'layer')} differ"
     for layer in layers:
         name, sign = layer["reference"], ""
         if None in (layer["reference"], layer["candidate"]):
-            name, sign = (
-                (name, " (\N{MINUS SIGN})") if name is not None else (layer["candidate"], " (+)")
-            )
+            sign = " (+)" if name is None else " (\N{MINUS SIGN})"
+            name = layer["candidate"] if name is None else name
             notes[1:] = ["(+) only in the candidate, (\N{MINUS SIGN}) only in the reference"]
         rows.append(Row(name, svg.label_of(layer, name) + sign, name in first))
         finding += f"; first divergence at {rows[-1].label}" * (name in first)

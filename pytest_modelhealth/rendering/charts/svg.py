@@ -125,6 +125,11 @@ def label_of(item: Mapping[str, Any], name: str | None = None) -> str:
     return str(item.get("label") or name or item.get("name") or item.get("layer") or "model")
 
 
+def accused(violations: Sequence[Mapping[str, Any]]) -> str:
+    """Return the end of a sentence on a chart, where there is a culprit."""
+    return "".join(f"; culprit {label_of(v)}: {words(v['check'])}" for v in violations[:1])
+
+
 def finite(value: object) -> bool:
     """Return whether this is a number, and a finite one."""
     return isinstance(value, int | float) and math.isfinite(value)
