@@ -71,8 +71,9 @@ def _entries(run: Run) -> Iterator[dict[str, Any]]:
         for shown, result in zip(results, test["results"], strict=True):
             if rank(test) < 2 and room > 0:
                 evidence, more = drawn(result, shown["anchor"])
-                room -= len(evidence) + len(more)
-                if room >= 0:
+                is_in = (size := len(evidence) + len(more)) <= room
+                room -= size if is_in else 3_000  # so that few are drawn in vain
+                if is_in:
                     shown |= {"evidence": evidence, "more": more, "is_drawn": True}
         texts = [result[key] for result in test["results"] for key in ("text", "headline")]
         is_said = any(test["message"] in text for text in texts)
