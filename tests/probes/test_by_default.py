@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.report import Outcome
 
 IDS = torch.randint(1, 30, (8, 12), generator=torch.Generator().manual_seed(0))
 
@@ -82,6 +83,76 @@ def test_what_is_seen_is_said(
     said = [f.message for f in (*report.violations, *report.warnings) if f.check in names]
     assert len(said) == bool(word), said
     assert all(word in message for message in said)
+
+
+class Centred(nn.Module):
+    """Takes a mean off every second step, over the samples or the steps, or joins samples."""
+
+    def __init__(self, over: int) -> None:
+        super().__init__()
+        self.rnn, self.last, self.over = nn.GRU(12, 16, batch_first=True), nn.Linear(16, 3), over
+
+    def forward(self, x: Tensor, pairs: Tensor | None = None) -> Tensor:
+        h = self.rnn(x)[0]
+        if pairs is not None:
+            return self.last((pairs @ h.flatten(1)).view_as(h))
+        odd = torch.arange(x.shape[1]).remainder(2).view(1, -1, 1)
+        return self.last(h - odd * h.mean(self.over, keepdim=True))
+
+
+class Joined(nn.Module):
+    """Joins six channels of one recurrence and two of another, which may run from behind."""
+
+    def __init__(self, from_behind: bool) -> None:
+        super().__init__()
+        self.first, self.second = (nn.GRU(12, n, batch_first=True) for n in (6, 2))
+        self.from_behind = from_behind
+
+    def forward(self, x: Tensor) -> Tensor:
+        second = self.second(x.flip(1))[0].flip(1) if self.from_behind else self.second(x)[0]
+        return torch.cat([self.first(x)[0], second], 2)
+
+
+SQUARE = torch.randn(8, 8, 12, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "said", "options"),
+    [
+        (lambda: Centred(0), SQUARE, ["samples see each other"], {}),
+        (lambda: Centred(1), SQUARE, [], {}),
+        (lambda: Centred(0), (SQUARE, SQUARE[..., 0]), [], {}),
+        (lambda: Joined(True), SQUARE, ["sees the future"], {"causal": True, "time_dim": 1}),
+        (lambda: Joined(False), SQUARE, [], {"causal": True, "time_dim": 1}),
+    ],
+)
+def test_sizes_that_coincide_hide_nothing(
+    model: Callable[[], nn.Module], inputs: Any, said: list[str], options: dict[str, Any]
+) -> None:
+    """Eight samples of eight steps or channels are told apart by fewer, unless rows are pairs."""
+    torch.manual_seed(0)
+    report = Inspector(model()).run_inspection(inputs, probes="applicable", **options)
+    probes = ("causality", "sample_independence")
+    found = [f for f in (*report.violations, *report.warnings) if f.check in probes]
+    assert [word in f.message for word, f in zip(said, found, strict=True)] == [True] * len(said)
+    assert not [one for one in report.inconclusive if one.check in probes]
+
+
+def test_a_model_that_takes_no_fewer_samples_is_run_whole() -> None:
+    """With a graph, which one that differentiates inside needs."""
+
+    class Bound(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes.append(len(x))
+            slope = torch.autograd.grad(super().forward(x.requires_grad_()).sum(), x)[0]
+            return super().forward(x) + slope.sum(1, keepdim=True)
+
+    sizes: list[int] = []
+    report = Inspector(Bound(12, 3)).run_inspection(
+        SQUARE[0], target=torch.arange(8) % 3, loss=F.cross_entropy, probes="applicable"
+    )
+    assert report.observation.probes["sample_independence"].outcome is Outcome.JUDGED
+    assert sizes == [8, 7, 8, 4]
 
 
 def test_the_fixture_probes_and_a_script_does_not(inspector: Any) -> None:

@@ -179,7 +179,7 @@ def _trained(runs: Runs, *, differentiates_last: bool = True) -> Generator[Any]:
     Raises:
         UntellableError: it cannot be trained.
     """
-    batches = [runs.batch() for _ in range(STEPS + 1)]
+    batches = [runs.whole.copy() for _ in range(STEPS + 1)]
     with runs.kept([(batch.args, batch.kwargs) for batch in batches]):
         try:
             wanted = [p for p in runs.model.parameters() if p.requires_grad]
@@ -187,7 +187,7 @@ def _trained(runs: Runs, *, differentiates_last: bool = True) -> Generator[Any]:
             for batch in batches:
                 output = runs.output(batch)
                 if differentiates_last or batch is not batches[-1]:
-                    loss = runs.loss_of(output, runs.request.target)
+                    loss = runs.loss_of(output, runs.whole.target)
                     if loss is None or not loss.requires_grad:
                         raise ValueError("the loss has no gradient")
                     optimizer.zero_grad()

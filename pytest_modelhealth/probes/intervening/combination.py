@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
+from pytest_modelhealth.probes.intervening.batches import is_number
 from pytest_modelhealth.probes.intervening.future import asked_sequence, permuted
 from pytest_modelhealth.probes.intervening.leaks import Change, effects
 from pytest_modelhealth.probes.intervening.padding import padding_in
-from pytest_modelhealth.probes.intervening.running import Runs, is_number
-from pytest_modelhealth.probes.intervening.samples import samples_in_order
+from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.samples import reordered
 
 
 def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableError]:
@@ -35,7 +36,7 @@ def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableE
             except UntellableError as end:
                 ends[name] = end
             else:
-                if change is not None and runs.is_changed(change.values):
+                if change is not None and runs.batch.is_changed(change.values):
                     changes[name] = change
         with suppress(UntellableError):
             if changes and _leave_alone_what_they_should(runs, [*changes.values()]):
@@ -49,9 +50,9 @@ def _causality(runs: Runs) -> Change | None:
 
 
 def _order(runs: Runs) -> Change:
-    samples = samples_in_order(runs)
+    samples = runs.batch.ordered_samples
     # half of them cost less, and sizes tell which rows are theirs
-    return samples.reordered(max(2, samples.number // 2))
+    return reordered(samples, max(2, samples.number // 2))
 
 
 _CHANGES: dict[str, Callable[[Runs], Change | None]] = {

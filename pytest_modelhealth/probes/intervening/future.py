@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,10 +13,10 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
+from pytest_modelhealth.probes.intervening.batches import is_mask, permutation
 from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, parting, readings
-from pytest_modelhealth.probes.intervening.padding import is_mask, real_side
-from pytest_modelhealth.probes.intervening.running import Runs, permutation
-from pytest_modelhealth.probes.intervening.samples import samples_in
+from pytest_modelhealth.probes.intervening.padding import real_side
+from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Parting
 
 _SHORTEST = 4
@@ -31,11 +30,10 @@ _LABELS = ("label", "target")
 class Sequence(NamedTuple):
     """A sequence of the batch of which no output may see later steps."""
 
-    tensors: tuple[int, ...]  # which of `Runs.tensors` are changed
+    tensors: tuple[int, ...]  # which of `Batch.tensors` are changed
     axis: int
     length: int
     why: str  # what shows that the model is to predict it, for people
-    cut: int = 0  # how many steps of the batch are left out at its end
     shift: int = 1  # how many steps later it holds what an output is asked for
 
     @property
@@ -43,9 +41,26 @@ class Sequence(NamedTuple):
         """The first step that is changed: an odd one, since models merge steps by two and four."""
         return min(self.length // 2 | 1, self.length - 1)
 
-    def shorter(self, cut: int) -> Sequence:
-        """Return it without its last steps."""
-        return self._replace(length=self.length - cut, cut=cut)
+    def cut(self, length: int, number: int, tensor: Tensor) -> Tensor:
+        """Return a tensor of the batch without the last steps; masks as long are cut, too."""
+        for axis in [self.axis] if number in self.tensors else range(1, tensor.ndim):
+            if tensor.shape[axis] == self.length:
+                tensor = tensor.narrow(axis, 0, length)
+        return tensor.clone()
+
+    def permuted(self, number: int, tensor: Tensor) -> Tensor | None:
+        """Return a tensor of the batch with its later steps permuted with those of all samples.
+
+        What a step holds stays whole, and comes from the batch, so that every value is a valid one.
+        """
+        if number not in self.tensors:
+            return None
+        values = tensor.clone()
+        steps = values.narrow(self.axis, self.half, self.length - self.half).movedim(self.axis, 0)
+        width = 2 if steps.ndim > 1 else 1
+        flat = steps.reshape(-1, *steps.shape[width:])
+        steps.copy_(flat[permutation(len(flat)).to(flat.device)].reshape(steps.shape))
+        return values
 
 
 def asked_sequence(runs: Runs) -> Sequence:
@@ -54,14 +69,25 @@ def asked_sequence(runs: Runs) -> Sequence:
     Raises:
         UntellableError: there is none, or all its steps are equal.
     """
-    if runs.conventions.causal is False:
+    if runs.batch.conventions.causal is False:
         raise NotApplicableError("causal=False says that outputs may see later inputs")
-    sequence = _promised(runs) if runs.conventions.causal else _predicted(runs)
+    sequence = _promised(runs) if runs.batch.conventions.causal else _predicted(runs)
     if sequence is None:
         raise NotApplicableError(
             "the target is no input one step later; if no output may depend on later inputs, say "
             "causal=True"
         )
+    # Where channels or samples are as many as steps, sizes do not tell which dimension is time.
+    own, axis = runs.batch.tensors[sequence.tensors[0]].shape, sequence.axis
+    sizes = {n for shape in (own, *runs.shapes) if len(shape) <= 3 for n in shape[axis + 1 :]}
+    sizes.update(own[:axis], *(shape[1:axis] for shape in runs.shapes))
+    most = max(0, min(_MOST_CUT, sequence.length - _SHORTEST))
+    lengths = range(sequence.length, sequence.length - most - 1, -1)
+    length = next((n for n in lengths if n not in sizes), sequence.length)
+    if length < sequence.length:
+        others = partial(sequence._replace(tensors=()).cut, length)
+        if runs.takes(runs.batch.cut(partial(sequence.cut, length), others)):
+            sequence = sequence._replace(length=length)
     return sequence
 
 
@@ -69,7 +95,7 @@ def what_early_steps_see(runs: Runs) -> Effects:
     """Return where outputs depend on later steps."""
     sequence = asked_sequence(runs)
     change = permuted(runs, sequence)
-    if not runs.is_changed(change.values):
+    if not runs.batch.is_changed(change.values):
         raise UntellableError("all steps of the sequence are equal; give some that differ")
     lacking = f"no output that the loss reads has {sequence.length} steps, as the sequence has"
     worst = max(effects(runs, change, lacking=lacking), key=lambda one: one.difference).difference
@@ -77,16 +103,6 @@ def what_early_steps_see(runs: Runs) -> Effects:
         return Effects(change.text, _of_a_wrong_shift(runs, change, sequence))
     if sequence.shift < 1:
         raise NotApplicableError("the target is the input, and the model sees all of it")
-    # Where channels or samples are as many as steps, sizes do not tell which dimension is time.
-    sizes = {size for parameter in runs.model.parameters() for size in parameter.shape}
-    sizes.update(runs.tensors[sequence.tensors[0]].shape[: sequence.axis])
-    most = max(0, min(_MOST_CUT, sequence.length - _SHORTEST))
-    cut = next((n for n in range(most + 1) if sequence.length - n not in sizes), 0)
-    shorter = sequence.shorter(cut)
-    if cut and not runs.forward(runs.changed(partial(_steps, shorter))).error:
-        place = parting(runs, permuted(runs, shorter), worst)
-        if place.line or place.layer:
-            return Effects(change.text, [replace(place, before=None, after=None)])
     return Effects(change.text, [parting(runs, change, worst)])
 
 
@@ -97,7 +113,11 @@ def _of_a_wrong_shift(runs: Runs, change: Change, sequence: Sequence) -> list[Pa
     """
     if sequence.shift == 1:
         return []
-    after, axis, length = runs.forward(runs.changed(change.values)), sequence.axis, sequence.length
+    after, axis, length = (
+        runs.forward(runs.batch.changed(change.values)),
+        sequence.axis,
+        sequence.length,
+    )
     sees = [
         not torch.equal(a.select(axis, sequence.half), b.select(axis, sequence.half))
         for a, b, read in zip(runs.base.outputs, after.outputs, runs.base.read, strict=False)
@@ -109,39 +129,16 @@ def _of_a_wrong_shift(runs: Runs, change: Change, sequence: Sequence) -> list[Pa
     return [Parting(kind, 1.0, role="loss", detail=sequence.why.removeprefix("the target is it, "))]
 
 
-def _steps(
-    sequence: Sequence, number: int, tensor: Tensor, *, is_permuted: bool = False
-) -> Tensor | None:
-    """Return a tensor of the batch with the steps of a sequence, the later maybe permuted.
-
-    They are permuted with those of all samples. What a step holds stays whole, and comes from the
-    batch, so that every value is a valid one. What a sequence leaves out, masks as long do too.
-    """
-    is_sequence = number in sequence.tensors
-    for axis in [sequence.axis] if is_sequence else range(1, tensor.ndim):
-        if sequence.cut and tensor.shape[axis] == sequence.length + sequence.cut:
-            tensor = tensor.narrow(axis, 0, sequence.length)
-    values = tensor.clone()
-    if is_sequence and is_permuted:
-        steps = values.narrow(sequence.axis, sequence.half, sequence.length - sequence.half)
-        steps = steps.movedim(sequence.axis, 0)
-        width = 2 if steps.ndim > 1 else 1
-        flat = steps.reshape(-1, *steps.shape[width:])
-        steps.copy_(flat[permutation(len(flat)).to(flat.device)].reshape(steps.shape))
-    return values
-
-
 def permuted(runs: Runs, sequence: Sequence) -> Change:
     """Return the change of a sequence's later steps, which leaves what comes before them alone.
 
     Padded places are left out, where a mask of the batch shows them: rows that see nothing attend
     everywhere.
     """
-    first, real = runs.tensors[sequence.tensors[0]], None
-    for tensor in runs.tensors if first.ndim > 1 and sequence.axis else ():
+    first, real = runs.batch.tensors[sequence.tensors[0]], None
+    for tensor in runs.batch.tensors if first.ndim > 1 and sequence.axis else ():
         if tensor is not first and tensor.shape == first.shape[:2] and is_mask(tensor):
             real = real_side(runs, tensor)
-            real = None if real is None else real[:, : sequence.length]
             break
 
     def same(tensor: Tensor) -> Iterator[Tensor]:
@@ -155,10 +152,9 @@ def permuted(runs: Runs, sequence: Sequence) -> Change:
 
     return Change(
         f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})",
-        partial(_steps, sequence, is_permuted=True),
+        sequence.permuted,
         same,
         of_loss=True,
-        before=partial(_steps, sequence),
     )
 
 
@@ -168,24 +164,26 @@ def _promised(runs: Runs) -> Sequence:
     Where it has several dimensions beside that of samples, time is the one of which the model takes
     a step less: channels and features are bound to weights.
     """
-    axis, own = runs.conventions.time_dim, 0
+    axis, own = runs.batch.conventions.time_dim, 0
     with suppress(UntellableError):
-        own = next((a for a in samples_in(runs).axes if a is not None), 0)
-    several = [(n, t) for n, t in enumerate(runs.tensors) if t.ndim > 1]
+        own = next((a for a in runs.batch.samples.axes if a is not None), 0)
+    several = [(n, t) for n, t in enumerate(runs.batch.tensors) if t.ndim > 1]
     numbers = [n for n, t in several if not bool(((t == 0) | (t == 1)).all())]
     if not numbers:
         raise UntellableError("causal=True, but the batch holds no sequence of two steps")
-    shape = runs.tensors[numbers[0]].shape
+    shape = runs.batch.tensors[numbers[0]].shape
     axes = [n for n, size in enumerate(shape) if n != own and size > 1]
     if axis is not None:
         axes = [axis % len(shape)] if -len(shape) <= axis < len(shape) else []
     sequences = []
     for axis in axes:
-        alike = [n for n in numbers if runs.tensors[n].shape[axis : axis + 1] == (shape[axis],)]
+        alike = [
+            n for n in numbers if runs.batch.tensors[n].shape[axis : axis + 1] == (shape[axis],)
+        ]
         why = f"causal=True, time is dimension {axis}"
         sequences.append(Sequence(tuple(alike), axis, shape[axis], why))
     if len(sequences) > 1:
-        cut = [runs.changed(partial(_steps, one.shorter(1))) for one in sequences]
+        cut = [runs.batch.changed(partial(one.cut, one.length - 1)) for one in sequences]
         ran = map(runs.forward, cut)
         sequences = [one for one, run in zip(sequences, ran, strict=True) if not run.error]
     if len(sequences) != 1:
@@ -203,13 +201,13 @@ def _predicted(runs: Runs) -> Sequence | None:
     equal an input one step later, or in the same place where the loss shifts inside: then it is
     flat at the last output alone.
     """
-    labels, inputs = find_tensors(runs.request.target), list(enumerate(runs.tensors))
-    for name, value in Inputs.of(runs.request.inputs).kwargs.items():
+    labels, inputs = find_tensors(runs.batch.target), list(enumerate(runs.batch.tensors))
+    for name, value in Inputs.of(runs.batch.inputs).kwargs.items():
         if any(word in name.lower() for word in _LABELS):
             own = find_tensors(value)
             inputs = [(n, t) for n, t in inputs if not any(t is one for one in own)]
             labels += own
-    dim = runs.conventions.time_dim
+    dim = runs.batch.conventions.time_dim
     places = [
         (number, tensor, axis)
         for number, tensor in inputs

@@ -19,11 +19,10 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import NotApplicableError, UntellableError
+from pytest_modelhealth.probes.intervening.batches import Values, is_number
 from pytest_modelhealth.probes.intervening.running import (
     Difference,
     Runs,
-    Values,
-    is_number,
     least_difference,
 )
 from pytest_modelhealth.report import LayerRecord, Observation, Parting, Vertex
@@ -40,7 +39,6 @@ class Change(NamedTuple):
     of_loss: bool = False  # whether outputs count only where the loss reads them, if any is read
     seed: int | None = None  # of the random numbers; ``None`` takes those of every run
     within: Callable[[], AbstractContextManager[Any]] = nullcontext  # where that changes the run
-    before: Values | None = None  # makes what layers are held against, if not the batch
     # gives, for a tensor and that of the changed run, what selects the rows of the second from the
     # first, in each way to read its dimensions; ``None`` has them stay in place
     rows: Callable[[Tensor, Tensor], Iterator[Callable[[Tensor], Tensor]]] | None = None
@@ -84,7 +82,7 @@ def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) 
     reads = base.read if is_read else [None] * len(base.outputs)
     for change in changes:
         with change.within():
-            ran = runs.forward(runs.changed(change.values))
+            ran = runs.forward(runs.batch.changed(change.values))
         if ran.error:
             raise UntellableError(f"with {text} the model raises {ran.error}", text)
         outputs = zip(base.outputs, ran.outputs, reads, strict=False)
@@ -203,10 +201,10 @@ def parting(
         )
     with TensorStore(1 << 30) as store:  # bytes in memory; the rest lies in a temporary file
         visitor = _Visitor(store, change)
-        _watch(runs, runs.changed(*filter(None, [change.before])), visitor)
+        _watch(runs, runs.batch.copy(), visitor)
         visitor.counts, visitor.is_second = Counter(), True
         with change.within():
-            observation = _watch(runs, runs.changed(change.values), visitor, change.seed)
+            observation = _watch(runs, runs.batch.changed(change.values), visitor, change.seed)
     if visitor.first is None or observation is None:
         effect, at, before, after = difference
         return Parting(kind(None), effect, place=str(at), before=before, after=after)

@@ -26,7 +26,8 @@ from pytest_modelhealth.capture.step.guard import exited_whole
 from pytest_modelhealth.checks.facts import at, flow_of
 from pytest_modelhealth.errors import in_one_line
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.running import SEED, Runs
+from pytest_modelhealth.probes.intervening.batches import SEED
+from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import near
 
@@ -138,7 +139,7 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
         # all are made before one is on: a class may have the forward of another
         for one in [recording(function) for function in filter(is_own, _subclasses(Function))]:
             exchanged.enter_context(one)
-        ran = runs.forward(runs.batch(), with_loss=True, evaluation=False)
+        ran = runs.forward(runs.whole.copy(), asked=runs.whole, evaluation=False)
     return [*calls.values()], ran.error
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
+from pytest_modelhealth.probes.intervening.batches import SEED, is_mask, is_number
 from pytest_modelhealth.probes.intervening.leaks import (
     Change,
     Place,
@@ -20,7 +21,7 @@ from pytest_modelhealth.probes.intervening.leaks import (
     effects,
     parting,
 )
-from pytest_modelhealth.probes.intervening.running import SEED, Runs, is_number
+from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.probes.intervening.samples import names_of
 
 _KEPT = ("label", "target")
@@ -41,7 +42,7 @@ def what_padding_does(runs: Runs) -> Effects:
     padding = padding_in(runs)
     steps = padding.real.shape[1]
     change = padding.refilled()
-    if not runs.is_changed(change.values):
+    if not runs.batch.is_changed(change.values):
         raise UntellableError("padding holds what real places hold; give a batch that differs")
     rows, lacking = padding.other_rows(), "no output has a row for each sample"
     by_rows = change._replace(
@@ -82,12 +83,12 @@ def what_padding_does(runs: Runs) -> Effects:
 
 def padding_in(runs: Runs) -> _Padding:
     """Return the padding that a mask or lengths in the batch show."""
-    asked = runs.conventions.padding
-    may_show = asked is not None or any(t.ndim == 1 or is_mask(t) for t in runs.tensors)
-    found = names_of(runs) if may_show else [""] * len(runs.tensors)
+    asked = runs.batch.conventions.padding
+    may_show = asked is not None or any(t.ndim == 1 or is_mask(t) for t in runs.batch.tensors)
+    found = names_of(runs) if may_show else [""] * len(runs.batch.tensors)
     names = [name.rpartition("['")[2].removesuffix("']") for name in found]
     why, shows, real = "padding=", -1, None if asked is None else ~asked
-    for number, tensor in enumerate(runs.tensors if asked is None else ()):
+    for number, tensor in enumerate(runs.batch.tensors if asked is None else ()):
         if is_mask(tensor):
             real = real_side(runs, tensor)
         elif _LENGTHS in names[number].lower():
@@ -107,7 +108,7 @@ def padding_in(runs: Runs) -> _Padding:
         )
     values = {
         number: len(tensor[~real].unique())
-        for number, tensor in enumerate(runs.tensors)
+        for number, tensor in enumerate(runs.batch.tensors)
         if number != shows
         and tensor.shape[:2] == real.shape
         and not (tensor.ndim == 2 and is_mask(tensor))
@@ -116,20 +117,12 @@ def padding_in(runs: Runs) -> _Padding:
     if not values:
         raise untellable(f"nothing in the batch has the shape {tuple(real.shape)} of {why}")
     # Beside one with a single value there, one with many is another sequence, as long by chance.
-    if any(n == 1 and len(runs.tensors[t][real].unique()) > _SEGMENTS for t, n in values.items()):
+    if any(
+        n == 1 and len(runs.batch.tensors[t][real].unique()) > _SEGMENTS for t, n in values.items()
+    ):
         values = {number: kinds for number, kinds in values.items() if kinds == 1}
     is_sure = asked is not None or any(word in why.lower() for word in _MASKS)
     return _Padding(runs, real, tuple(values), why, is_sure or 1 in values.values())
-
-
-def is_mask(tensor: Tensor) -> bool:
-    """Whether a tensor says of ``(samples, steps)`` yes or no, with one change a row at most."""
-    if tensor.ndim != 2 or tensor.is_complex() or min(tensor.shape) < 2:
-        return False
-    if not bool(((tensor == 0) | (tensor == 1)).all()):
-        return False
-    changes = tensor.bool().diff(dim=1).sum(dim=1)
-    return bool((changes <= 1).all() and (changes == 1).any())
 
 
 def real_side(runs: Runs, mask: Tensor) -> Tensor | None:
@@ -146,7 +139,7 @@ def real_side(runs: Runs, mask: Tensor) -> Tensor | None:
         return said == last[0]
     if not agree_first or bool(first[0]) == bool(last[0]):
         return None
-    for tensor in runs.tensors:
+    for tensor in runs.batch.tensors:
         if tensor is not mask and tensor.shape[:2] == mask.shape:
             for real in (said, ~said):
                 if len(tensor[~real].unique()) == 1 and len(tensor[real].unique()) > 1:
@@ -163,7 +156,7 @@ def _up_to(runs: Runs, lengths: Tensor) -> Tensor | None:
         or not bool((lengths >= 1).all())
     ):
         return None
-    for other in runs.tensors:
+    for other in runs.batch.tensors:
         if other is not lengths and other.ndim > 1 and len(other) == len(lengths):
             steps = torch.arange(other.shape[1], device=lengths.device)
             return steps < lengths.reshape(-1, 1) if len(steps) >= int(lengths.max()) else None
@@ -207,7 +200,7 @@ class _Padding:
     Args:
         runs: has the batch.
         real: which of ``(samples, steps)`` are real, a boolean.
-        values: which of `Runs.tensors` have padded places.
+        values: which of `Batch.tensors` have padded places.
         why: what shows it, for people.
         is_sure: a mask that nobody calls one may tell first sentences from second ones.
     """
@@ -239,7 +232,7 @@ class _Padding:
 
     def other_rows(self) -> _OtherRows | None:
         """Return what exchanges the rows of padded ids; ``None`` where there are no ids."""
-        ids = [t for n in self._values if _is_id(t := self._runs.tensors[n])]
+        ids = [t for n in self._values if _is_id(t := self._runs.batch.tensors[n])]
         return _OtherRows(ids, self._fill) if ids else None
 
 

@@ -14,7 +14,8 @@ from pytest_modelhealth.checks.facts import at, flow_of
 from pytest_modelhealth.errors import in_one_line
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.running import SEED, Runs, permutation
+from pytest_modelhealth.probes.intervening.batches import SEED, permutation
+from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import Flow, Kind, Vertex
 
@@ -50,8 +51,8 @@ def what_positions_do(runs: Runs) -> Effects:
 
     Constant parameters get random numbers in it: gates and tables that open by training.
     """
-    given = [tensor for tensor in runs.tensors if tensor.ndim > 1]
-    if len(given) != 1 or runs.has_others or given[0].shape[_AT] < _SHORTEST:
+    given = [tensor for tensor in runs.batch.tensors if tensor.ndim > 1]
+    if len(given) != 1 or runs.batch.has_others or given[0].shape[_AT] < _SHORTEST:
         raise NotApplicableError("the batch is not one sequence of four steps or more")
     length = given[0].shape[_AT]
     lines = list(_lines_of_tables(runs, length))
@@ -65,7 +66,7 @@ def what_positions_do(runs: Runs) -> Effects:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     ran = list[list[Tensor]]()
     for index in (torch.arange(length), order):
-        batch = runs.changed(
+        batch = runs.batch.changed(
             lambda _, t: t.index_select(_AT, index.to(t.device)) if t.ndim > 1 else None  # noqa: B023
         )
         args, kwargs = converted_batch((batch.args, batch.kwargs), torch.float64)

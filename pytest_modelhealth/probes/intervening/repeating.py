@@ -15,15 +15,15 @@ from pytest_modelhealth.capture.step.guard import restore_random_state
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
+from pytest_modelhealth.probes.intervening.batches import SEED, Samples
 from pytest_modelhealth.probes.intervening.leaks import Change, Place, parting
 from pytest_modelhealth.probes.intervening.running import (
-    SEED,
     Ran,
     Runs,
     are_apart,
     largest_difference,
 )
-from pytest_modelhealth.probes.intervening.samples import Samples, names_of
+from pytest_modelhealth.probes.intervening.samples import names_of
 from pytest_modelhealth.report import Parting
 
 _MOVED = 1e-4
@@ -44,15 +44,15 @@ def what_calls_change(runs: Runs) -> Effects:
     base = runs.base
     if not base.outputs:
         raise UntellableError("the model returns no tensor to hold against another run's")
-    samples, another = Samples.along(runs, 0), runs.batch()
-    if samples.is_common(runs) and not runs.has_others:
-        another = runs.changed(samples.select(torch.arange(samples.number).roll(1)))
-    calls = (another, None), (runs.batch(), None), (runs.batch(), SEED)
+    samples, another = Samples.along(runs.batch, 0), runs.batch.copy()
+    if samples.is_common(runs.batch) and not runs.batch.has_others:
+        another = runs.batch.changed(samples.select(torch.arange(samples.number).roll(1)))
+    calls = (another, None), (runs.batch.copy(), None), (runs.batch.copy(), SEED)
     (_, again, other), left = _called_in_a_row(runs, *calls)
     if are_apart(base.outputs, again.outputs):
-        other = runs.forward(runs.batch(), seed=SEED)
+        other = runs.forward(runs.batch.copy(), seed=SEED)
     if left and are_apart(base.outputs, other.outputs):  # which may be by the random numbers alone
-        _, left = _called_in_a_row(runs, (runs.batch(), None), (runs.batch(), None))
+        _, left = _called_in_a_row(runs, (runs.batch.copy(), None), (runs.batch.copy(), None))
     if error := again.error or other.error:
         raise UntellableError(f"called again, the model raises {error}", _AGAIN)
     states = [one for one in left if one.kind == "state"][:1]

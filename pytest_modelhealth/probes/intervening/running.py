@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,25 +18,19 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.bare import Beside
-from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
+from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.probes.conventions import Conventions, UntellableError
+from pytest_modelhealth.probes.intervening.batches import Batch, changeable, is_number
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
-
-SEED = 20_240_229
-"""Of what probes draw themselves."""
 
 _STEADY = 1e-5
 """Kernels that add up in any order make less of a difference."""
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Differences, by the root mean square, that another order of the same additions may make."""
-
-
-Values = Callable[[int, Tensor], Tensor | None]
-"""Makes other values, of any size, of the number of a tensor in the batch and the tensor."""
 
 
 @dataclass
@@ -45,8 +39,14 @@ class Ran:
 
     outputs: list[Tensor] = field(default_factory=list)  # copied
     error: str = ""  # what it raised instead, as text
-    wrote: tuple[int, ...] = ()  # which tensors of its batch it wrote to, as in `changeable`
+    wrote: tuple[int, ...] = ()  # which tensors of its batch it wrote to
     read: list[Tensor | None] = field(default_factory=list)  # the gradient of the loss at each
+    is_unread: bool = False  # whether the loss raised
+
+    @property
+    def fails(self) -> bool:
+        """Whether the model or its loss did not run."""
+        return bool(self.error) or self.is_unread
 
 
 @dataclass(eq=False)
@@ -68,11 +68,59 @@ class Runs:
     count: Counter[str] = field(default_factory=Counter)
     _base: Ran | None = None
     _guard: Guard | None = None
-    _spare: Inputs | None = None
+    _has_graphs: bool = False
+
+    def __post_init__(self) -> None:
+        self._has_graphs = self.request.target is None  # the loss may be the model's own
 
     @cached_property
-    def _arguments(self) -> Inputs:
-        return Inputs.of(self.request.inputs)
+    def whole(self) -> Batch:
+        """The batch that was inspected."""
+        return Batch(Inputs.of(self.request.inputs), self.request.target, self.conventions)
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The batch that is run again: a few samples where the model and the loss take them."""
+        sizes = {n for parameter in self.model.parameters() for n in parameter.shape}
+        few = self.whole.few(sizes.union(*(shape[1:] for shape in self.shapes)))
+        if few is not self.whole and not self.takes(few):
+            self._has_graphs = True
+            return self.whole
+        return few
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Those of what the inspected layers returned."""
+        seen = (record.activations for record in self.observation.layers.values())
+        return [one.shape for one in seen if one is not None]
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether the model and the loss take another batch, which is run from now on then."""
+        base = self._unchanged(batch)
+        if not base.fails:
+            self.batch, self._base = batch, base
+        return not base.fails
+
+    @property
+    def base(self) -> Ran:
+        """The unchanged batch in evaluation mode, which all probes share."""
+        batch = self.batch
+        if self._base is None:
+            self._base = self._unchanged(batch)
+        if self._base.fails and not self._has_graphs:  # it may differentiate in its forward
+            self._has_graphs = True
+            self._base = self._unchanged(batch)
+        if self._base.error:
+            raise UntellableError(f"in evaluation mode the model raises {self._base.error}")
+        return self._base
+
+    def _unchanged(self, batch: Batch) -> Ran:
+        start = time.perf_counter()
+        ran = self.forward(batch.copy(), asked=batch)
+        self.count["forwards"] -= 1
+        self.base_forwards += 1
+        self.base_seconds += time.perf_counter() - start
+        return ran
 
     @cached_property
     def why_not(self) -> str:
@@ -84,7 +132,7 @@ class Runs:
                 return (
                     "the model is lazy, and has no parameters yet: run one batch through it first"
                 )
-            self._spare = self.batch()
+            self.whole.copy()
         except InspectionError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - an object of the user's
@@ -110,54 +158,9 @@ class Runs:
         return batch.call(self.model)
 
     @cached_property
-    def tensors(self) -> list[Tensor]:
-        """What `changeable` finds in the batch."""
-        return changeable(self._arguments)
-
-    @property
-    def has_others(self) -> bool:
-        """Whether the batch holds tensors that are not changed: sparse or nested ones, say."""
-        everything = find_tensors((self._arguments.args, self._arguments.kwargs))
-        return len(everything) > len(self.tensors)
-
-    def batch(self) -> Inputs:
-        """Return a copy of the batch, to be changed."""
-        args, kwargs = deep_copy((self._arguments.args, self._arguments.kwargs))
-        return Inputs(*args, **kwargs)
-
-    def changed(self, *changes: Values) -> Inputs:
-        """Return a copy of the batch in which tensors have other values, by one after the other."""
-        batch = self.batch()
-        with torch.no_grad():
-            for number, tensor in enumerate(changeable(batch)):
-                for change in changes:
-                    values = change(number, tensor.detach())
-                    if values is not None:
-                        tensor.data = values
-        return batch
-
-    def is_changed(self, change: Values) -> bool:
-        """Whether a change gives the batch other values."""
-        pairs = ((change(n, tensor.detach()), tensor) for n, tensor in enumerate(self.tensors))
-        return any(after is not None and not torch.equal(after, t) for after, t in pairs)
-
-    @property
-    def base(self) -> Ran:
-        """The unchanged batch in evaluation mode, which all probes share."""
-        if self._base is None:
-            start = time.perf_counter()
-            self._base = self.forward(self._spare or self.batch(), with_loss=True)
-            self.count["forwards"] -= 1
-            self.base_forwards += 1
-            self.base_seconds += time.perf_counter() - start
-        if self._base.error:
-            raise UntellableError(f"in evaluation mode the model raises {self._base.error}")
-        return self._base
-
-    @cached_property
     def is_steady(self) -> bool:
         """Whether the batch repeats itself, as with a forward that keeps nothing elsewhere."""
-        again = self.forward(self.batch())
+        again = self.forward(self.batch.copy())
         difference = largest_difference(self.base.outputs, again.outputs)
         return not again.error and (difference is None or difference.effect <= _STEADY)
 
@@ -183,26 +186,35 @@ class Runs:
         batch: Inputs,
         *,
         seed: int | None = None,
-        with_loss: bool = False,
+        asked: Batch | None = None,
         evaluation: bool = True,
     ) -> Ran:
-        """Run the model inside of `kept`; with its loss, see where in the outputs that looks."""
+        """Run the model inside of `kept`.
+
+        Args:
+            batch: what it is given.
+            seed: of its random numbers; ``None`` goes on.
+            asked: has the target of its loss, to see where in the outputs that looks.
+            evaluation: whether it runs in that mode, and without graphs where it can.
+        """
         ran, arguments = Ran(), changeable(batch)
         versions = [version(tensor) for tensor in arguments]
+        has_graphs = torch.is_grad_enabled() and (self._has_graphs or not evaluation)
         try:
             if evaluation:
                 self.model.eval()  # which may be the user's own
             if seed is not None:
                 torch.manual_seed(seed)
-            output = self.output(batch)
-            if with_loss:
-                self._take_loss(output, ran)
+            with torch.set_grad_enabled(has_graphs):
+                output = self.output(batch)
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
             ran.error = in_one_line(error)
             return ran
         ran.wrote = tuple(n for n, t in enumerate(arguments) if version(t) != versions[n])
         with torch.no_grad():
             ran.outputs = [tensor.detach().clone() for tensor in find_tensors(output)]
+        if asked is not None:
+            self._take_loss(output, ran, asked.target)
         return ran
 
     def loss_of(self, output: Any, target: Any) -> Tensor | None:
@@ -212,18 +224,30 @@ class Runs:
             function = TaskLosses(function)
         return compute_loss(output, target, function)
 
-    def _take_loss(self, output: Any, ran: Ran) -> None:
+    def _take_loss(self, output: Any, ran: Ran, target: Any) -> None:
         """Take down the gradient of the loss at each output, where there is one."""
         outputs = find_tensors(output)
         ran.read = [None] * len(outputs)
-        with suppress(Exception):  # the inspection has run this loss; in evaluation it may not
-            loss = self.loss_of(output, self.request.target)
+        ends = [t for t in outputs if is_number(t) and not t.requires_grad and t.is_leaf]
+        ran.is_unread = any(t.numel() == 1 for t in ends)  # a loss that the model computes
+        if ran.is_unread or not torch.is_grad_enabled():
+            return
+        try:  # the inspection has run this loss; in evaluation it may not
+            for tensor in ends:
+                tensor.requires_grad_()
+            loss = self.loss_of(output, target)
             if loss is None or (self.request.loss is None and not any(loss is t for t in outputs)):
                 return  # a projection of all that there is
             wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
-            gradients = torch.autograd.grad(loss, [outputs[n] for n in wanted], allow_unused=True)
+            asked = [outputs[n] for n in wanted]
+            gradients = torch.autograd.grad(loss, asked, allow_unused=True) if asked else ()
             for number, gradient in zip(wanted, gradients, strict=True):
                 ran.read[number] = gradient
+        except Exception:  # noqa: BLE001 - the user's
+            ran.is_unread = True
+        finally:
+            for tensor in ends:
+                tensor.requires_grad_(False)
 
     @contextmanager
     def watched(self, batch: Inputs) -> Iterator[Request]:
@@ -233,26 +257,6 @@ class Runs:
             yield replace(
                 self.request, inputs=batch, target=None, loss=no_loss, backward=False, scaler=None
             )
-
-
-def is_number(tensor: Tensor) -> bool:
-    """Whether a tensor holds numbers that may be far apart or near."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def permutation(count: int) -> Tensor:
-    """Return another order of so many, always the same."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
-    return order.roll(1) if torch.equal(order, torch.arange(count)) else order
-
-
-def changeable(batch: Inputs) -> list[Tensor]:
-    """Return the tensors in the arguments of a model that can have other values, in order."""
-    return [
-        tensor
-        for tensor in find_tensors((batch.args, batch.kwargs))
-        if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
-    ]
 
 
 # ---- how far tensors are apart -------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
+from pytest_modelhealth.probes.intervening.batches import Samples, Values, permutation
 from pytest_modelhealth.probes.intervening.leaks import (
     DESIGN,
     Change,
@@ -30,11 +31,7 @@ from pytest_modelhealth.probes.intervening.leaks import (
 from pytest_modelhealth.probes.intervening.positions import tables_met
 from pytest_modelhealth.probes.intervening.running import (
     Runs,
-    Values,
     are_apart,
-    changeable,
-    is_number,
-    permutation,
 )
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import Flow, Graph, Kind
@@ -44,140 +41,40 @@ _FEWEST = 4
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
 
 
-class Samples(NamedTuple):
-    """Where the samples of a batch lie."""
+def reordered(samples: Samples, most: int | None = None) -> Change:
+    """Return the change to another order, of all of them or of so many."""
+    order = permutation(samples.number)[:most]
+    return Change(
+        "samples permuted",
+        samples.select(order),
+        lambda tensor: iter(
+            [tensor.new_ones((), dtype=torch.bool)] * (samples.number in tensor.shape)
+        ),
+        rows=partial(rows_of, order, samples.number),
+    )
 
-    number: int
-    axes: tuple[int | None, ...]  # in each of `Runs.tensors`; ``None``: no row for each
-    numbers: Tensor  # that of each row; several may be one sample, as the nodes of a graph
 
-    @classmethod
-    def along(cls, runs: Runs, axis: int, numbers: Tensor | None = None) -> Samples:
-        """Return those along a dimension, as many as the first tensor that has it tells."""
-        if numbers is None:
-            sizes = (t.shape[axis] for t in runs.tensors if t.ndim > axis)
-            numbers = torch.arange(next(sizes, 0))
-        count = len(numbers)
-        has = (t.ndim > axis and t.shape[axis] == count for t in runs.tensors)
-        return cls(count, tuple(axis if one else None for one in has), numbers)
+def overwritten(samples: Samples) -> list[Change]:
+    """Return two changes: every second sample by its neighbour, then the others.
 
-    @property
-    def are_groups(self) -> bool:
-        """Whether several rows are one sample."""
-        return self.number > 0 and int(self.numbers[-1]) + 1 < self.number
-
-    def is_common(self, runs: Runs) -> bool:
-        """Whether every tensor with dimensions has them."""
-        return not any(a is None and t.ndim for t, a in zip(runs.tensors, self.axes, strict=True))
-
-    def select(self, index: Tensor) -> Values:
-        """Return the change to the samples of an index, in all tensors that have some at once."""
-
-        def values(number: int, tensor: Tensor) -> Tensor | None:
-            axis = self.axes[number]
-            return None if axis is None else tensor.index_select(axis, index.to(tensor.device))
-
-        return values
-
-    def reordered(self, most: int | None = None) -> Change:
-        """Return the change to another order, of all of them or of so many."""
-        order = permutation(self.number)[:most]
-        return Change(
-            "samples permuted",
-            self.select(order),
-            lambda tensor: iter(
-                [tensor.new_ones((), dtype=torch.bool)] * (self.number in tensor.shape)
-            ),
-            rows=partial(rows_of, order, self.number),
-        )
-
-    def overwritten(self) -> list[Change]:
-        """Return two changes: every second sample by its neighbour, then the others.
-
-        Lengths in descending order stay so: it is always a valid batch. Several rows of one sample
-        are overwritten by their first, so that the vector of their numbers stays.
-        """
-        rows, every = torch.arange(self.number), torch.arange(int(self.numbers[-1]) + 1)
-        sources = self.numbers if self.are_groups else (rows ^ 1).clamp(max=self.number - 1)
-        first = torch.searchsorted(self.numbers, sources)
-        changes = []
-        for parity in (1, 0):
-            index = torch.where(self.numbers % 2 == parity, first, rows)
-            same = partial(readings, index == rows)
-            if self.are_groups:
-                same = partial(_in_front, [self.numbers % 2 != parity, every % 2 != parity])
-            changes.append(Change("every second sample overwritten", self.select(index), same))
-        return changes
+    Lengths in descending order stay so: it is always a valid batch. Several rows of one sample
+    are overwritten by their first, so that the vector of their numbers stays.
+    """
+    rows, every = torch.arange(samples.number), torch.arange(int(samples.numbers[-1]) + 1)
+    sources = samples.numbers if samples.are_groups else (rows ^ 1).clamp(max=samples.number - 1)
+    first = torch.searchsorted(samples.numbers, sources)
+    changes = []
+    for parity in (1, 0):
+        index = torch.where(samples.numbers % 2 == parity, first, rows)
+        same = partial(readings, index == rows)
+        if samples.are_groups:
+            same = partial(_in_front, [samples.numbers % 2 != parity, every % 2 != parity])
+        changes.append(Change("every second sample overwritten", samples.select(index), same))
+    return changes
 
 
 def _in_front(kept: list[Tensor], tensor: Tensor) -> Iterator[Tensor]:
     return (along(which, tensor, 0) for which in kept if which.shape == tensor.shape[:1])
-
-
-def samples_in(runs: Runs) -> Samples:
-    """Return where the samples lie: in the first dimension that all tensors have in common."""
-    asked, tensors = runs.conventions.batch_dim, [t for t in runs.tensors if t.ndim]
-    if runs.has_others:
-        raise NotApplicableError(
-            "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
-        )
-    samples = Samples.along(runs, asked or 0, _groups_in(runs) if asked is None else None)
-    shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
-    if not samples.number:
-        raise NotApplicableError(f"dimension {asked or 0} of the batch ({shapes}) holds no sample")
-    if asked is None and not samples.is_common(runs) and not samples.are_groups:
-        raise NotApplicableError(
-            f"the tensors of the batch have no first dimension in common ({shapes}), so that it is "
-            "not known which is that of samples; say it by batch_dim="
-        )
-    if samples.number < 2:
-        raise NotApplicableError("the batch has one sample; give two or more")
-    if not runs.is_changed(samples.select(torch.zeros(samples.number, dtype=torch.long))):
-        raise NotApplicableError("all samples of the batch are equal; give samples that differ")
-    return samples
-
-
-def _groups_in(runs: Runs) -> Tensor | None:
-    """Return the vector of the batch that numbers the group of each row, where there is one.
-
-    It is of whole numbers, ascending from 0 without a gap, and some come more than once.
-    """
-    for tensor in runs.tensors:
-        if tensor.ndim != 1 or len(tensor) < _FEWEST or not _is_whole(tensor):
-            continue
-        ascends = int(tensor[0]) == 0 and set(tensor.diff().tolist()) == {0, 1}
-        rows = [t for t in runs.tensors if t.ndim and len(t) == len(tensor) and t is not tensor]
-        edges = (t.ndim > 1 and t.shape[1] == len(tensor) and _is_whole(t) for t in runs.tensors)
-        if ascends and rows and not any(edges):  # else what edges carry looks like rows
-            return tensor.detach().cpu()
-    return None
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return not is_number(tensor) and tensor.dtype is not torch.bool
-
-
-def _check_for_edges(runs: Runs) -> None:
-    """Raise `NotApplicableError` where the rows of a batch are nodes of one graph.
-
-    Whole numbers in pairs, shape (2, edges) or (edges, 2), are rows of what has floating numbers.
-    """
-    tensors = [t for t in runs.tensors if t.numel() and runs.conventions.batch_dim is None]
-    tables = [len(t) for t in tensors if t.is_floating_point() and t.ndim and len(t) > 2]
-    for pairs in (t for t in tensors if t.ndim == 2 and 2 in t.shape and _is_whole(t)):
-        if pairs.min() >= 0 and any(rows // 2 <= pairs.max() < rows for rows in tables):
-            raise NotApplicableError(
-                f"the batch pairs its rows, as edges do, by a tensor of the shape "
-                f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
-            )
-
-
-def samples_in_order(runs: Runs) -> Samples:
-    """Return the samples, whose order should not matter."""
-    samples = samples_in(runs)
-    if samples.are_groups or any(t.shape[:2] == (samples.number,) * 2 for t in runs.tensors):
-        raise NotApplicableError(f"the batch holds groups or pairs of its {samples.number} rows")
-    return samples
 
 
 def whose_order_matters(runs: Runs) -> Effects:
@@ -201,17 +98,17 @@ def what_samples_see(runs: Runs) -> Effects:
     Where a vector in the batch puts rows into groups, as nodes into graphs, they are the samples.
     """
     try:
-        samples = samples_in(runs)
+        samples = runs.batch.samples
         count, partings, notes = samples.number, list[Parting](), tuple[str, ...]()
         lacking = (
             f"no output has a row for each of the {count} samples: return what is computed for "
             "each, not only a loss; if they are along another dimension, say batch_dim="
         )
-        seen = effects(runs, *samples.overwritten(), lacking=lacking)
+        seen = effects(runs, *overwritten(samples), lacking=lacking)
         moved = [one for one in seen if one.difference.effect > 0.0]
         moved = moved if samples.are_groups or not moved else _of_samples(runs, samples, moved)
     except UntellableError:
-        _check_for_edges(runs)
+        runs.batch.check_for_edges()
         raise
     if samples.are_groups:
         note = f"the samples are the {int(samples.numbers[-1]) + 1} groups of the batch's rows"
@@ -223,7 +120,7 @@ def what_samples_see(runs: Runs) -> Effects:
         with suppress(UntellableError):  # that which samples see is told
             out_of_order = _out_of_order(runs)
             partings = [_parting(runs, out_of_order, _by_table)] if out_of_order else []
-    alone = runs.forward(runs.changed(samples.select(torch.arange(1))))
+    alone = runs.forward(runs.batch.changed(samples.select(torch.arange(1))))
     if alone.error:
         notes = (f"of one sample alone the model raises {alone.error}",)
     for whole, one in zip(runs.base.outputs, alone.outputs, strict=False):
@@ -243,7 +140,7 @@ def _parting(runs: Runs, moved: list[Effect], kind: Any) -> Parting:
 def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect]:
     """Return those of the effects on outputs that are of samples; a pair of samples is none."""
     count, why = samples.number, ""
-    fewer = runs.forward(runs.changed(samples.select(torch.arange(count - 1))))
+    fewer = runs.forward(runs.batch.changed(samples.select(torch.arange(count - 1))))
     shapes = [(a.shape, b.shape) for a, b in zip(runs.base.outputs, fewer.outputs, strict=False)]
     differs = [sum(a != b for a, b in zip(*pair, strict=False)) for pair in shapes]
     differs += [0] * (len(runs.base.outputs) - len(differs))
@@ -259,7 +156,7 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
         )
     elif second := _second(runs):
         with suppress(UntellableError):
-            others = effects(runs, *second.overwritten(), lacking=_SECOND)
+            others = effects(runs, *overwritten(second), lacking=_SECOND)
             if not any(one.difference.effect for one in others):
                 why = f"outputs are independent instead along {_SECOND}"
     if why:
@@ -269,8 +166,8 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
 
 def _second(runs: Runs) -> Samples | None:
     """Return what may be samples along the second dimension, unless it is said where they are."""
-    second = Samples.along(runs, 1)
-    may_be = runs.conventions.batch_dim is None and second.is_common(runs)
+    second = Samples.along(runs.batch, 1)
+    may_be = runs.batch.conventions.batch_dim is None and second.is_common(runs.batch)
     return second if may_be and second.number > 1 else None
 
 
@@ -279,10 +176,10 @@ def _out_of_order(runs: Runs) -> list[Effect]:
 
     def moved(samples: Samples) -> list[Effect]:
         lacking = f"no output has a row for each of {samples.number}"
-        seen = effects(runs, samples.reordered(), lacking=lacking)
+        seen = effects(runs, reordered(samples), lacking=lacking)
         return [one for one in seen if one.difference.effect > 0.0]
 
-    effects_of_order = moved(samples_in_order(runs))
+    effects_of_order = moved(runs.batch.ordered_samples)
     if effects_of_order and not _repeats(runs):
         raise NotApplicableError("it draws random numbers, or keeps something from call to call")
     if effects_of_order and (second := _second(runs)):
@@ -295,7 +192,7 @@ def _out_of_order(runs: Runs) -> list[Effect]:
 def _repeats(runs: Runs) -> bool:
     """Whether a second call in a row, with other random numbers, gives the same."""
     with runs.kept(()):
-        first, second = (runs.take(runs.batch()) for _ in range(2))
+        first, second = (runs.take(runs.batch.copy()) for _ in range(2))
     return not second.error and not are_apart(first.outputs, second.outputs)
 
 
@@ -356,7 +253,7 @@ def what_inputs_do(runs: Runs) -> Effects:
     """
     notes, is_judged = list[str](), False
     try:
-        samples = samples_in(runs)
+        samples = runs.batch.samples
     except UntellableError as error:
         raise NotApplicableError(f"no input can be replaced: {error}") from error
     if not runs.base.outputs:
@@ -365,10 +262,10 @@ def what_inputs_do(runs: Runs) -> Effects:
     indices = rows - rows % 2, torch.zeros_like(rows), torch.full_like(rows, samples.number - 1)
     for number, name in enumerate(names_of(runs)):
         changes = (partial(_only, number, samples.select(index)) for index in indices)
-        change = next(filter(runs.is_changed, changes), None)
+        change = next(filter(runs.batch.is_changed, changes), None)
         if change is None:
             continue
-        ran = runs.forward(runs.changed(change))
+        ran = runs.forward(runs.batch.changed(change))
         is_judged = is_judged or not ran.error
         if ran.error:
             notes.append(f"with input {name!r} of other samples the model raises {ran.error}")
@@ -385,8 +282,8 @@ def _only(wanted: int, values: Values, number: int, tensor: Tensor) -> Tensor | 
 
 
 def names_of(runs: Runs) -> list[str]:
-    """Return what people call the tensors of the batch, in the order of `Runs.tensors`."""
-    batch, names = runs.batch(), list[str]()
+    """Return what people call the tensors of the batch, in the order of `Batch.tensors`."""
+    batch, names = runs.batch.inputs, list[str]()
     forward = vars(runs.model).get("forward")  # looked up in a script, it would be kept there
     with suppress(TypeError, ValueError):
         declared = inspect.signature(forward or partial(type(runs.model).forward, None))
@@ -397,7 +294,7 @@ def names_of(runs: Runs) -> list[str]:
     for name, value in [*zip(names, batch.args, strict=False), *batch.kwargs.items()]:
         for tensor, path in _paths(value, name):
             known.setdefault(id(tensor), path)
-    return [known.get(id(tensor), str(n)) for n, tensor in enumerate(changeable(batch))]
+    return [known.get(id(tensor), str(n)) for n, tensor in enumerate(runs.batch.tensors)]
 
 
 def _paths(value: Any, name: str) -> Iterator[tuple[Tensor, str]]:

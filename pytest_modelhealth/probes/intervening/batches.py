@@ -1,0 +1,250 @@
+"""The batch that probes change, as a rule a few samples of what was inspected; where they lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
+from pytest_modelhealth.probes.conventions import Conventions, NotApplicableError, UntellableError
+
+SEED = 20_240_229
+"""Of what probes draw themselves."""
+
+_FEW = (7, 5, 11, 13, 3)
+"""How many samples show what samples see of each other, the usual number first: primes, of which
+few sizes are a multiple."""
+_FEWEST = 4
+
+Values = Callable[[int, Tensor], Tensor | None]
+"""Makes other values, of any size, of the number of a tensor in the batch and the tensor."""
+
+
+class Samples(NamedTuple):
+    """Where the samples of a batch lie."""
+
+    number: int
+    axes: tuple[int | None, ...]  # in each of `Batch.tensors`; ``None``: no row for each
+    numbers: Tensor  # that of each row; several may be one sample, as the nodes of a graph
+
+    @classmethod
+    def along(cls, batch: Batch, axis: int, numbers: Tensor | None = None) -> Samples:
+        """Return those along a dimension, as many as the first tensor that has it tells."""
+        if numbers is None:
+            sizes = (t.shape[axis] for t in batch.tensors if t.ndim > axis)
+            numbers = torch.arange(next(sizes, 0))
+        count = len(numbers)
+        has = (t.ndim > axis and t.shape[axis] == count for t in batch.tensors)
+        return cls(count, tuple(axis if one else None for one in has), numbers)
+
+    @property
+    def are_groups(self) -> bool:
+        """Whether several rows are one sample."""
+        return self.number > 0 and int(self.numbers[-1]) + 1 < self.number
+
+    def is_common(self, batch: Batch) -> bool:
+        """Whether every tensor with dimensions has them."""
+        return not any(a is None and t.ndim for t, a in zip(batch.tensors, self.axes, strict=True))
+
+    def select(self, index: Tensor) -> Values:
+        """Return the change to the samples of an index, in all tensors that have some at once."""
+
+        def values(number: int, tensor: Tensor) -> Tensor | None:
+            axis = self.axes[number]
+            return None if axis is None else tensor.index_select(axis, index.to(tensor.device))
+
+        return values
+
+
+@dataclass(eq=False)
+class Batch:
+    """What a model is given, and what is known of it."""
+
+    inputs: Inputs
+    target: Any
+    conventions: Conventions
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """The tensors in it that can have other values, in order."""
+        return changeable(self.inputs)
+
+    @cached_property
+    def has_others(self) -> bool:
+        """Whether it holds tensors that are not changed: sparse or nested ones, say."""
+        return len(find_tensors((self.inputs.args, self.inputs.kwargs))) > len(self.tensors)
+
+    def copy(self) -> Inputs:
+        """Return a copy of it, to be run or changed."""
+        args, kwargs = deep_copy((self.inputs.args, self.inputs.kwargs))
+        return Inputs(*args, **kwargs)
+
+    def changed(self, *changes: Values) -> Inputs:
+        """Return a copy in which tensors have other values, by one change after the other."""
+        batch = self.copy()
+        with torch.no_grad():
+            for number, tensor in enumerate(changeable(batch)):
+                for change in changes:
+                    values = change(number, tensor.detach())
+                    if values is not None:
+                        tensor.data = values
+        return batch
+
+    def is_changed(self, change: Values) -> bool:
+        """Whether a change gives it other values."""
+        pairs = ((change(n, tensor.detach()), tensor) for n, tensor in enumerate(self.tensors))
+        return any(after is not None and not torch.equal(after, t) for after, t in pairs)
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Where the samples lie: in the first dimension that all tensors have in common."""
+        asked, tensors = self.conventions.batch_dim, [t for t in self.tensors if t.ndim]
+        if self.has_others:
+            raise NotApplicableError(
+                "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
+            )
+        samples = Samples.along(self, asked or 0, self._groups() if asked is None else None)
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
+        if not samples.number:
+            raise NotApplicableError(
+                f"dimension {asked or 0} of the batch ({shapes}) holds no sample"
+            )
+        if asked is None and not samples.is_common(self) and not samples.are_groups:
+            raise NotApplicableError(
+                f"the tensors of the batch have no first dimension in common ({shapes}), so that "
+                "it is not known which is that of samples; say it by batch_dim="
+            )
+        if samples.number < 2:
+            raise NotApplicableError("the batch has one sample; give two or more")
+        if not self.is_changed(samples.select(torch.zeros(samples.number, dtype=torch.long))):
+            raise NotApplicableError("all samples of the batch are equal; give samples that differ")
+        return samples
+
+    @property
+    def ordered_samples(self) -> Samples:
+        """The samples, if their order should not matter."""
+        samples = self.samples
+        if samples.are_groups or any(t.shape[:2] == (samples.number,) * 2 for t in self.tensors):
+            raise NotApplicableError(
+                f"the batch holds groups or pairs of its {samples.number} rows"
+            )
+        return samples
+
+    def few(self, sizes: Iterable[int]) -> Batch:
+        """Return a few samples, so many that sizes tell their dimension; itself where none can go.
+
+        They are spread over the batch, the shortest and the longest among them.
+
+        Args:
+            sizes: what else dimensions of the model are long.
+        """
+        try:
+            samples = self.samples
+        except UntellableError:
+            return self
+        axis, count = self.conventions.batch_dim or 0, samples.number
+        given = [*self.tensors, *find_tensors(self.target)]
+        others = {*sizes, *(n for t in given for a, n in enumerate(t.shape) if a != axis)}
+        fitting = (n for n in _FEW if n <= count and all(math.gcd(n, o) == 1 for o in others))
+        number = next(fitting, count)
+        if number == count or samples.are_groups:
+            return self
+        lengths = torch.zeros(count)
+        for tensor in (self.conventions.padding, *self.tensors):
+            if (
+                tensor is not None
+                and len(tensor) == count
+                and (tensor.ndim == 1 or is_mask(tensor))
+            ):
+                lengths += tensor.detach().cpu().float().reshape(count, -1).sum(1)
+        spread = torch.arange(number) * (count - 1) // (number - 1)
+        index = lengths.argsort(stable=True)[spread].sort().values
+
+        def rows(_: int, tensor: Tensor) -> Tensor | None:
+            at = next((a for a in (axis, 0) if tensor.shape[a : a + 1] == (count,)), None)
+            return None if at is None else tensor.index_select(at, index.to(tensor.device))
+
+        try:
+            few = self.cut(samples.select(index), rows)
+            _ = few.samples
+            return few
+        except Exception:  # noqa: BLE001 - they are alike, or a target cannot be copied
+            return self
+
+    def cut(self, inputs: Values, others: Values) -> Batch:
+        """Return it with other values, which are smaller, and those of its target and padding."""
+        asked = Batch(Inputs(self.target, self.conventions.padding), None, self.conventions)
+        target, padding = asked.changed(others).args
+        return Batch(self.changed(inputs), target, self.conventions._replace(padding=padding))
+
+    def _groups(self) -> Tensor | None:
+        """Return the vector of the batch that numbers the group of each row, where there is one.
+
+        It is of whole numbers, ascending from 0 without a gap, and some come more than once.
+        """
+        for tensor in self.tensors:
+            if tensor.ndim != 1 or len(tensor) < _FEWEST or not _is_whole(tensor):
+                continue
+            ascends = int(tensor[0]) == 0 and set(tensor.diff().tolist()) == {0, 1}
+            rows = [t for t in self.tensors if t.ndim and len(t) == len(tensor) and t is not tensor]
+            edges = (
+                t.ndim > 1 and t.shape[1] == len(tensor) and _is_whole(t) for t in self.tensors
+            )
+            if ascends and rows and not any(edges):  # else what edges carry looks like rows
+                return tensor.detach().cpu()
+        return None
+
+    def check_for_edges(self) -> None:
+        """Raise `NotApplicableError` where the rows are nodes of one graph.
+
+        Whole numbers in pairs, (2, edges) or (edges, 2), are rows of what has floating numbers.
+        """
+        tensors = [t for t in self.tensors if t.numel() and self.conventions.batch_dim is None]
+        tables = [len(t) for t in tensors if t.is_floating_point() and t.ndim and len(t) > 2]
+        for pairs in (t for t in tensors if t.ndim == 2 and 2 in t.shape and _is_whole(t)):
+            if pairs.min() >= 0 and any(rows // 2 <= pairs.max() < rows for rows in tables):
+                raise NotApplicableError(
+                    f"the batch pairs its rows, as edges do, by a tensor of the shape "
+                    f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
+                )
+
+
+def is_number(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers that may be far apart or near."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not is_number(tensor) and tensor.dtype is not torch.bool
+
+
+def is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor says of ``(samples, steps)`` yes or no, with one change a row at most."""
+    if tensor.ndim != 2 or tensor.is_complex() or min(tensor.shape) < 2:
+        return False
+    if not bool(((tensor == 0) | (tensor == 1)).all()):
+        return False
+    changes = tensor.bool().diff(dim=1).sum(dim=1)
+    return bool((changes <= 1).all() and (changes == 1).any())
+
+
+def permutation(count: int) -> Tensor:
+    """Return another order of so many, always the same."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+    return order.roll(1) if torch.equal(order, torch.arange(count)) else order
+
+
+def changeable(batch: Inputs) -> list[Tensor]:
+    """Return the tensors in the arguments of a model that can have other values, in order."""
+    return [
+        tensor
+        for tensor in find_tensors((batch.args, batch.kwargs))
+        if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    ]
