@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.checks.zero_gradients import TRIAL, call_for_steps
 from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.probes.conventions import (
@@ -20,6 +19,7 @@ from pytest_modelhealth.probes.conventions import (
     NotApplicableError,
     UntellableError,
 )
+from pytest_modelhealth.probes.intervening.batches import copied
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import Observation, Outcome, Parting, Probed, ProbeRecord
@@ -43,8 +43,10 @@ class Probing:
         self._request = request
         self._by_default = APPLICABLE in settings["probes"].value and not _on_several_ranks()
         if any(self._asked.values()) or self._by_default:
-            copies = copied_batch(request.inputs), copied_batch(request.target)
-            self._request = replace(request, inputs=copies[0], target=copies[1])
+            with suppress(Exception):  # an object of the user's, as `Runs.why_not` says
+                self._request = replace(request, inputs=copied(request.inputs))
+            with suppress(Exception):
+                self._request = replace(self._request, target=copied(request.target))
 
     def after(self, observation: Observation) -> Observation:
         """Return what the inspection saw, with what the probes find."""

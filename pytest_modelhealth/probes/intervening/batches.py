@@ -74,28 +74,17 @@ class Batch:
     @cached_property
     def tensors(self) -> list[Tensor]:
         """The tensors in it that can have other values, in order."""
-        return changeable(self.inputs)
+        return changeable((self.inputs.args, self.inputs.kwargs))
 
     @cached_property
     def has_others(self) -> bool:
         """Whether it holds tensors that are not changed: sparse or nested ones, say."""
         return len(find_tensors((self.inputs.args, self.inputs.kwargs))) > len(self.tensors)
 
-    def copy(self) -> Inputs:
-        """Return a copy of it, to be run or changed."""
-        args, kwargs = deep_copy((self.inputs.args, self.inputs.kwargs))
+    def copy(self, *changes: Values) -> Inputs:
+        """Return a copy, in which tensors have other values, by one change after the other."""
+        args, kwargs = copied((self.inputs.args, self.inputs.kwargs), *changes)
         return Inputs(*args, **kwargs)
-
-    def changed(self, *changes: Values) -> Inputs:
-        """Return a copy in which tensors have other values, by one change after the other."""
-        batch = self.copy()
-        with torch.no_grad():
-            for number, tensor in enumerate(changeable(batch)):
-                for change in changes:
-                    values = change(number, tensor.detach())
-                    if values is not None:
-                        tensor.data = values
-        return batch
 
     def is_changed(self, change: Values) -> bool:
         """Whether a change gives it other values."""
@@ -180,9 +169,9 @@ class Batch:
 
     def cut(self, inputs: Values, others: Values) -> Batch:
         """Return it with other values, which are smaller, and those of its target and padding."""
-        asked = Batch(Inputs(self.target, self.conventions.padding), None, self.conventions)
-        target, padding = asked.changed(others).args
-        return Batch(self.changed(inputs), target, self.conventions._replace(padding=padding))
+        padding = copied(self.conventions.padding, others)
+        conventions = self.conventions._replace(padding=padding)
+        return Batch(self.copy(inputs), copied(self.target, others), conventions)
 
     def _groups(self) -> Tensor | None:
         """Return the vector of the batch that numbers the group of each row, where there is one.
@@ -241,10 +230,24 @@ def permutation(count: int) -> Tensor:
     return order.roll(1) if torch.equal(order, torch.arange(count)) else order
 
 
-def changeable(batch: Inputs) -> list[Tensor]:
-    """Return the tensors in the arguments of a model that can have other values, in order."""
+def changeable(value: Any) -> list[Tensor]:
+    """Return the tensors in arguments or a target that can have other values, in order."""
     return [
         tensor
-        for tensor in find_tensors((batch.args, batch.kwargs))
+        for tensor in find_tensors(value)
         if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     ]
+
+
+def copied(value: Any, *changes: Values) -> Any:
+    """Return a deep copy, in which tensors have other values, by one change after the other."""
+    copies = dict[int, Tensor]()
+    with torch.no_grad():
+        for number, tensor in enumerate(changeable(value)):
+            now = tensor.detach()
+            for change in changes:
+                other = change(number, now)
+                now = now if other is None else other
+            now = now.clone() if now.data_ptr() == tensor.data_ptr() else now
+            copies[id(tensor)] = now.requires_grad_(tensor.requires_grad)
+    return deep_copy(value, copies)

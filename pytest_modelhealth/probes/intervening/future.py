@@ -114,7 +114,7 @@ def _of_a_wrong_shift(runs: Runs, change: Change, sequence: Sequence) -> list[Pa
     if sequence.shift == 1:
         return []
     after, axis, length = (
-        runs.forward(runs.batch.changed(change.values)),
+        runs.forward(runs.batch.copy(change.values)),
         sequence.axis,
         sequence.length,
     )
@@ -183,7 +183,7 @@ def _promised(runs: Runs) -> Sequence:
         why = f"causal=True, time is dimension {axis}"
         sequences.append(Sequence(tuple(alike), axis, shape[axis], why))
     if len(sequences) > 1:
-        cut = [runs.batch.changed(partial(one.cut, one.length - 1)) for one in sequences]
+        cut = [runs.batch.copy(partial(one.cut, one.length - 1)) for one in sequences]
         ran = map(runs.forward, cut)
         sequences = [one for one, run in zip(sequences, ran, strict=True) if not run.error]
     if len(sequences) != 1:

@@ -82,7 +82,7 @@ def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) 
     reads = base.read if is_read else [None] * len(base.outputs)
     for change in changes:
         with change.within():
-            ran = runs.forward(runs.batch.changed(change.values))
+            ran = runs.forward(runs.batch.copy(change.values))
         if ran.error:
             raise UntellableError(f"with {text} the model raises {ran.error}", text)
         outputs = zip(base.outputs, ran.outputs, reads, strict=False)
@@ -204,7 +204,7 @@ def parting(
         _watch(runs, runs.batch.copy(), visitor)
         visitor.counts, visitor.is_second = Counter(), True
         with change.within():
-            observation = _watch(runs, runs.batch.changed(change.values), visitor, change.seed)
+            observation = _watch(runs, runs.batch.copy(change.values), visitor, change.seed)
     if visitor.first is None or observation is None:
         effect, at, before, after = difference
         return Parting(kind(None), effect, place=str(at), before=before, after=after)

@@ -66,7 +66,7 @@ def what_positions_do(runs: Runs) -> Effects:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     ran = list[list[Tensor]]()
     for index in (torch.arange(length), order):
-        batch = runs.batch.changed(
+        batch = runs.batch.copy(
             lambda _, t: t.index_select(_AT, index.to(t.device)) if t.ndim > 1 else None  # noqa: B023
         )
         args, kwargs = converted_batch((batch.args, batch.kwargs), torch.float64)

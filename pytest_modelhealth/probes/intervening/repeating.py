@@ -46,7 +46,7 @@ def what_calls_change(runs: Runs) -> Effects:
         raise UntellableError("the model returns no tensor to hold against another run's")
     samples, another = Samples.along(runs.batch, 0), runs.batch.copy()
     if samples.is_common(runs.batch) and not runs.batch.has_others:
-        another = runs.batch.changed(samples.select(torch.arange(samples.number).roll(1)))
+        another = runs.batch.copy(samples.select(torch.arange(samples.number).roll(1)))
     calls = (another, None), (runs.batch.copy(), None), (runs.batch.copy(), SEED)
     (_, again, other), left = _called_in_a_row(runs, *calls)
     if are_apart(base.outputs, again.outputs):

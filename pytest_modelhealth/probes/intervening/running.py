@@ -176,7 +176,8 @@ class Runs:
     def forward(self, batch: Inputs, **options: Any) -> Ran:
         """Run the model once, as `take` does, and put everything back, or all that is `held`."""
         if self._guard is not None:
-            self._guard.restore_numbers()
+            if self.base_forwards or self.count:
+                self._guard.restore_numbers()
             return self.take(batch, **options)
         with self.kept((batch.args, batch.kwargs)):
             return self.take(batch, **options)
@@ -197,7 +198,7 @@ class Runs:
             asked: has the target of its loss, to see where in the outputs that looks.
             evaluation: whether it runs in that mode, and without graphs where it can.
         """
-        ran, arguments = Ran(), changeable(batch)
+        ran, arguments = Ran(), changeable((batch.args, batch.kwargs))
         versions = [version(tensor) for tensor in arguments]
         has_graphs = torch.is_grad_enabled() and (self._has_graphs or not evaluation)
         try:

@@ -120,7 +120,7 @@ def what_samples_see(runs: Runs) -> Effects:
         with suppress(UntellableError):  # that which samples see is told
             out_of_order = _out_of_order(runs)
             partings = [_parting(runs, out_of_order, _by_table)] if out_of_order else []
-    alone = runs.forward(runs.batch.changed(samples.select(torch.arange(1))))
+    alone = runs.forward(runs.batch.copy(samples.select(torch.arange(1))))
     if alone.error:
         notes = (f"of one sample alone the model raises {alone.error}",)
     for whole, one in zip(runs.base.outputs, alone.outputs, strict=False):
@@ -140,7 +140,7 @@ def _parting(runs: Runs, moved: list[Effect], kind: Any) -> Parting:
 def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect]:
     """Return those of the effects on outputs that are of samples; a pair of samples is none."""
     count, why = samples.number, ""
-    fewer = runs.forward(runs.batch.changed(samples.select(torch.arange(count - 1))))
+    fewer = runs.forward(runs.batch.copy(samples.select(torch.arange(count - 1))))
     shapes = [(a.shape, b.shape) for a, b in zip(runs.base.outputs, fewer.outputs, strict=False)]
     differs = [sum(a != b for a, b in zip(*pair, strict=False)) for pair in shapes]
     differs += [0] * (len(runs.base.outputs) - len(differs))
@@ -265,7 +265,7 @@ def what_inputs_do(runs: Runs) -> Effects:
         change = next(filter(runs.batch.is_changed, changes), None)
         if change is None:
             continue
-        ran = runs.forward(runs.batch.changed(change))
+        ran = runs.forward(runs.batch.copy(change))
         is_judged = is_judged or not ran.error
         if ran.error:
             notes.append(f"with input {name!r} of other samples the model raises {ran.error}")
