@@ -190,20 +190,6 @@ class Batch:
                 return tensor.detach().cpu()
         return None
 
-    def check_for_edges(self) -> None:
-        """Raise `NotApplicableError` where the rows are nodes of one graph.
-
-        Whole numbers in pairs, (2, edges) or (edges, 2), are rows of what has floating numbers.
-        """
-        tensors = [t for t in self.tensors if t.numel() and self.conventions.batch_dim is None]
-        tables = [len(t) for t in tensors if t.is_floating_point() and t.ndim and len(t) > 2]
-        for pairs in (t for t in tensors if t.ndim == 2 and 2 in t.shape and _is_whole(t)):
-            if pairs.min() >= 0 and any(rows // 2 <= pairs.max() < rows for rows in tables):
-                raise NotApplicableError(
-                    f"the batch pairs its rows, as edges do, by a tensor of the shape "
-                    f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
-                )
-
 
 def is_number(tensor: Tensor) -> bool:
     """Whether a tensor holds numbers that may be far apart or near."""

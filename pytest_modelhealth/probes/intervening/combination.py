@@ -57,7 +57,7 @@ def _order(runs: Runs) -> Change:
 
 _CHANGES: dict[str, Callable[[Runs], Change | None]] = {
     "causality": _causality,
-    "padding": lambda runs: padding_in(runs).refilled(),
+    "padding": lambda runs: padding_in(runs).change(),
     "sample_independence": _order,
 }
 """In the order in which they are made: samples are permuted as they have become."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,15 +41,14 @@ def what_padding_does(runs: Runs) -> Effects:
     """
     padding = padding_in(runs)
     steps = padding.real.shape[1]
-    change = padding.refilled()
+    change = padding.change()
     if not runs.batch.is_changed(change.values):
         raise UntellableError("padding holds what real places hold; give a batch that differs")
-    rows, lacking = padding.other_rows(), "no output has a row for each sample"
-    by_rows = change._replace(
-        values=partial(padding.fill, with_ids=False), within=lambda: rows or nullcontext()
-    )
+    ids = [t for n in padding.values if _is_id(t := runs.batch.tensors[n])]
+    rows, lacking = _OtherRows(ids, padding.fill), "no output has a row for each sample"
+    by_rows = padding.change(with_ids=False, within=lambda: rows if ids else nullcontext())
     seen = effects(runs, by_rows, lacking=lacking, must_move=False)
-    if rows is None or rows.count:
+    if rows.count or not ids:
         change = by_rows
     else:  # nothing looks the ids up: they are changed themselves
         seen = effects(runs, change, lacking=lacking, must_move=False)
@@ -122,7 +121,7 @@ def padding_in(runs: Runs) -> _Padding:
     ):
         values = {number: kinds for number, kinds in values.items() if kinds == 1}
     is_sure = asked is not None or any(word in why.lower() for word in _MASKS)
-    return _Padding(runs, real, tuple(values), why, is_sure or 1 in values.values())
+    return _Padding(real, tuple(values), why, is_sure or 1 in values.values())
 
 
 def real_side(runs: Runs, mask: Tensor) -> Tensor | None:
@@ -194,46 +193,31 @@ def _real_places(real: Tensor, tensor: Tensor) -> Iterator[Tensor]:
 # ---- what is put there ---------------------------------------------------------------------------
 
 
-class _Padding:
-    """Where a batch is padded, and the batch with values of real places there.
+class _Padding(NamedTuple):
+    """Where a batch is padded, and the batch with values of real places there."""
 
-    Args:
-        runs: has the batch.
-        real: which of ``(samples, steps)`` are real, a boolean.
-        values: which of `Batch.tensors` have padded places.
-        why: what shows it, for people.
-        is_sure: a mask that nobody calls one may tell first sentences from second ones.
-    """
+    real: Tensor  # which of ``(samples, steps)`` are real, a boolean
+    values: tuple[int, ...]  # which of `Batch.tensors` have padded places
+    why: str  # what shows it, for people
+    is_sure: bool  # a mask that nobody calls one may tell first sentences from second ones
 
-    def __init__(
-        self, runs: Runs, real: Tensor, values: tuple[int, ...], why: str, is_sure: bool
-    ) -> None:
-        self._runs, self.real, self._values = runs, real, values
-        self.why, self.is_sure = why, is_sure
-        self._places = ~real.cpu()
-        sources, count = real.cpu().flatten().nonzero().flatten(), int(self._places.sum())
-        generator = torch.Generator().manual_seed(SEED)
-        self._sources = sources[torch.randint(len(sources), (count,), generator=generator)]
+    def fill(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with rows of real places in padded ones, always the same."""
+        real = self.real.to(tensor.device)
+        sources, count = real.flatten().nonzero().flatten(), int((~real).sum())
+        order = torch.randint(len(sources), (count,), generator=torch.Generator().manual_seed(SEED))
+        return tensor.index_put((~real,), tensor.flatten(0, 1)[sources[order.to(tensor.device)]])
 
-    def _fill(self, tensor: Tensor) -> Tensor:
-        rows = tensor.flatten(0, 1)[self._sources.to(tensor.device)]
-        return tensor.index_put((self._places.to(tensor.device),), rows)
+    def change(self, *, with_ids: bool = True, within: Any = nullcontext) -> Change:
+        """Return the change of what stands in padding; ids stay if told to."""
 
-    def fill(self, number: int, tensor: Tensor, *, with_ids: bool = True) -> Tensor | None:
-        """Return a tensor of the batch with real values in padded places; ids stay if told to."""
-        is_kept = number not in self._values or (_is_id(tensor) and not with_ids)
-        return None if is_kept else self._fill(tensor)
+        def values(number: int, tensor: Tensor) -> Tensor | None:
+            is_kept = number not in self.values or (_is_id(tensor) and not with_ids)
+            return None if is_kept else self.fill(tensor)
 
-    def refilled(self) -> Change:
-        """Return the change of what stands in padding."""
         share = float((~self.real).float().mean())
         text = f"real values in the padding ({share:.0%} of the places, by {self.why})"
-        return Change(text, self.fill, partial(_real_places, self.real), of_loss=True)
-
-    def other_rows(self) -> _OtherRows | None:
-        """Return what exchanges the rows of padded ids; ``None`` where there are no ids."""
-        ids = [t for n in self._values if _is_id(t := self._runs.batch.tensors[n])]
-        return _OtherRows(ids, self._fill) if ids else None
+        return Change(text, values, partial(_real_places, self.real), of_loss=True, within=within)
 
 
 class _OtherRows(TorchFunctionMode):

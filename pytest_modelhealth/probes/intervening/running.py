@@ -164,6 +164,13 @@ class Runs:
         difference = largest_difference(self.base.outputs, again.outputs)
         return not again.error and (difference is None or difference.effect <= _STEADY)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a second call in a row, with other random numbers, gives the same."""
+        with self.kept(()):
+            first, second = (self.take(self.batch.copy()) for _ in range(2))
+        return not second.error and not are_apart(first.outputs, second.outputs)
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Put everything back once for all runs inside, which is a good part of a small one."""

@@ -97,19 +97,15 @@ def what_samples_see(runs: Runs) -> Effects:
 
     Where a vector in the batch puts rows into groups, as nodes into graphs, they are the samples.
     """
-    try:
-        samples = runs.batch.samples
-        count, partings, notes = samples.number, list[Parting](), tuple[str, ...]()
-        lacking = (
-            f"no output has a row for each of the {count} samples: return what is computed for "
-            "each, not only a loss; if they are along another dimension, say batch_dim="
-        )
-        seen = effects(runs, *overwritten(samples), lacking=lacking)
-        moved = [one for one in seen if one.difference.effect > 0.0]
-        moved = moved if samples.are_groups or not moved else _of_samples(runs, samples, moved)
-    except UntellableError:
-        runs.batch.check_for_edges()
-        raise
+    samples, partings, notes = runs.batch.samples, list[Parting](), tuple[str, ...]()
+    count = samples.number
+    lacking = (
+        f"no output has a row for each of the {count} samples: return what is computed for each, "
+        "not only a loss; if they are along another dimension, say batch_dim="
+    )
+    seen = effects(runs, *overwritten(samples), lacking=lacking)
+    moved = [one for one in seen if one.difference.effect > 0.0]
+    moved = moved if samples.are_groups or not moved else _of_samples(runs, samples, moved)
     if samples.are_groups:
         note = f"the samples are the {int(samples.numbers[-1]) + 1} groups of the batch's rows"
         partings = [_parting(runs, moved, lambda _: "values")] if moved else []
@@ -175,25 +171,17 @@ def _out_of_order(runs: Runs) -> list[Effect]:
     """Return the effects on outputs that do not follow their samples into another order."""
 
     def moved(samples: Samples) -> list[Effect]:
-        lacking = f"no output has a row for each of {samples.number}"
-        seen = effects(runs, reordered(samples), lacking=lacking)
+        seen = effects(runs, reordered(samples), lacking="no output has a row for each of them")
         return [one for one in seen if one.difference.effect > 0.0]
 
     effects_of_order = moved(runs.batch.ordered_samples)
-    if effects_of_order and not _repeats(runs):
+    if effects_of_order and not runs.repeats:
         raise NotApplicableError("it draws random numbers, or keeps something from call to call")
     if effects_of_order and (second := _second(runs)):
         with suppress(UntellableError):
             if not moved(second):
                 raise NotApplicableError(f"outputs follow instead {_SECOND}")
     return effects_of_order
-
-
-def _repeats(runs: Runs) -> bool:
-    """Whether a second call in a row, with other random numbers, gives the same."""
-    with runs.kept(()):
-        first, second = (runs.take(runs.batch.copy()) for _ in range(2))
-    return not second.error and not are_apart(first.outputs, second.outputs)
 
 
 # ---- what runs part by ---------------------------------------------------------------------------
@@ -283,15 +271,14 @@ def _only(wanted: int, values: Values, number: int, tensor: Tensor) -> Tensor | 
 
 def names_of(runs: Runs) -> list[str]:
     """Return what people call the tensors of the batch, in the order of `Batch.tensors`."""
-    batch, names = runs.batch.inputs, list[str]()
+    given, names = runs.batch.inputs, list[str]()
     forward = vars(runs.model).get("forward")  # looked up in a script, it would be kept there
     with suppress(TypeError, ValueError):
         declared = inspect.signature(forward or partial(type(runs.model).forward, None))
-        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        names = [p.name for p in declared.parameters.values() if p.kind in kinds]
-    names += map(str, range(len(names), len(batch.args)))
+        names = [p.name for p in declared.parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    names += map(str, range(len(names), len(given.args)))
     known: dict[int, str] = {}
-    for name, value in [*zip(names, batch.args, strict=False), *batch.kwargs.items()]:
+    for name, value in [*zip(names, given.args, strict=False), *given.kwargs.items()]:
         for tensor, path in _paths(value, name):
             known.setdefault(id(tensor), path)
     return [known.get(id(tensor), str(n)) for n, tensor in enumerate(runs.batch.tensors)]
