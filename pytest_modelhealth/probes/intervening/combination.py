@@ -49,16 +49,11 @@ def _causality(runs: Runs) -> Change | None:
     return permuted(runs, sequence) if sequence.shift == 1 else None
 
 
-def _order(runs: Runs) -> Change:
-    samples = runs.batch.ordered_samples
-    # half of them cost less, and sizes tell which rows are theirs
-    return reordered(samples, max(2, samples.number // 2))
-
-
 _CHANGES: dict[str, Callable[[Runs], Change | None]] = {
     "causality": _causality,
     "padding": lambda runs: padding_in(runs).change(),
-    "sample_independence": _order,
+    # half of the samples cost less, and sizes tell which rows are theirs
+    "sample_independence": lambda runs: reordered(runs.batch.ordered_samples, halved=True),
 }
 """In the order in which they are made: samples are permuted as they have become."""
 
@@ -66,15 +61,15 @@ _CHANGES: dict[str, Callable[[Runs], Change | None]] = {
 def _leave_alone_what_they_should(runs: Runs, changes: list[Change]) -> bool:
     """Whether no output moves that should not, where each has places for all changes to leave."""
 
-    def values(number: int, tensor: Tensor) -> Tensor | None:
+    def values(number: int, tensor: Tensor) -> Tensor:
         for change in changes:
             after = change.values(number, tensor)
             tensor = tensor if after is None else after
         return tensor
 
     def same(tensor: Tensor) -> Iterator[Tensor]:
-        for masks in itertools.product(*(change.same(tensor) for change in changes)):
-            yield functools.reduce(torch.logical_and, masks)
+        ways = itertools.product(*(change.same(tensor) for change in changes))
+        return (functools.reduce(torch.logical_and, masks) for masks in ways)
 
     of_loss, rows = any(change.of_loss for change in changes), changes[-1].rows
     every = Change("all changes at once", values, same, of_loss, rows=rows)

@@ -105,6 +105,11 @@ def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) 
     return effects or [Effect(Difference(0.0, (), 0.0, 0.0), -1, change)]
 
 
+def moved_by(runs: Runs, *changes: Change, lacking: str) -> list[Effect]:
+    """Return what changes do to outputs where they should do nothing."""
+    return [one for one in effects(runs, *changes, lacking=lacking) if one.difference.effect > 0.0]
+
+
 def along(which: Tensor, tensor: Tensor, *axes: int) -> Tensor:
     """Return a mask of some dimensions, in ascending order, so that it broadcasts to a tensor."""
     shape = [1] * tensor.ndim

@@ -23,7 +23,7 @@ from pytest_modelhealth.probes.intervening.leaks import (
     Effect,
     Place,
     along,
-    effects,
+    moved_by,
     parting,
     readings,
     rows_of,
@@ -36,22 +36,23 @@ from pytest_modelhealth.probes.intervening.running import (
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import Flow, Graph, Kind
 
+_OVERWRITTEN = "every second sample overwritten"
 NO_EFFECT = "has no effect on the output"
 _FEWEST = 4
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
 
 
-def reordered(samples: Samples, most: int | None = None) -> Change:
-    """Return the change to another order, of all of them or of so many."""
-    order = permutation(samples.number)[:most]
-    return Change(
-        "samples permuted",
-        samples.select(order),
-        lambda tensor: iter(
-            [tensor.new_ones((), dtype=torch.bool)] * (samples.number in tensor.shape)
-        ),
-        rows=partial(rows_of, order, samples.number),
-    )
+def reordered(samples: Samples, *, halved: bool = False) -> Change:
+    """Return the change to another order, of all of them or of half."""
+    count = samples.number
+    order = permutation(count)[: max(2, count // 2) if halved else count]
+
+    def same(tensor: Tensor) -> Iterator[Tensor]:
+        if count in tensor.shape:
+            yield tensor.new_ones((), dtype=torch.bool)
+
+    rows = partial(rows_of, order, count)
+    return Change("samples permuted", samples.select(order), same, rows=rows)
 
 
 def overwritten(samples: Samples) -> list[Change]:
@@ -69,7 +70,7 @@ def overwritten(samples: Samples) -> list[Change]:
         same = partial(readings, index == rows)
         if samples.are_groups:
             same = partial(_in_front, [samples.numbers % 2 != parity, every % 2 != parity])
-        changes.append(Change("every second sample overwritten", samples.select(index), same))
+        changes.append(Change(_OVERWRITTEN, samples.select(index), same))
     return changes
 
 
@@ -103,13 +104,12 @@ def what_samples_see(runs: Runs) -> Effects:
         f"no output has a row for each of the {count} samples: return what is computed for each, "
         "not only a loss; if they are along another dimension, say batch_dim="
     )
-    seen = effects(runs, *overwritten(samples), lacking=lacking)
-    moved = [one for one in seen if one.difference.effect > 0.0]
+    moved = moved_by(runs, *overwritten(samples), lacking=lacking)
     moved = moved if samples.are_groups or not moved else _of_samples(runs, samples, moved)
     if samples.are_groups:
         note = f"the samples are the {int(samples.numbers[-1]) + 1} groups of the batch's rows"
         partings = [_parting(runs, moved, lambda _: "values")] if moved else []
-        return Effects(seen[0].change.text, partings, (note,))
+        return Effects(_OVERWRITTEN, partings, (note,))
     if moved:
         partings = [_parting(runs, moved, partial(_kind, count))]
     else:
@@ -125,7 +125,7 @@ def what_samples_see(runs: Runs) -> Effects:
             detail = f"returns the shape {shapes[0]}, of {count} samples {shapes[1]}"
             partings.append(Parting("lost dimension", 0.0, detail=detail))
             break
-    return Effects(seen[0].change.text, partings, notes)
+    return Effects(_OVERWRITTEN, partings, notes)
 
 
 def _parting(runs: Runs, moved: list[Effect], kind: Any) -> Parting:
@@ -152,11 +152,10 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
         )
     elif second := _second(runs):
         with suppress(UntellableError):
-            others = effects(runs, *overwritten(second), lacking=_SECOND)
-            if not any(one.difference.effect for one in others):
+            if not moved_by(runs, *overwritten(second), lacking=_SECOND):
                 why = f"outputs are independent instead along {_SECOND}"
     if why:
-        raise NotApplicableError(why, seen[0].change.text)
+        raise NotApplicableError(why, _OVERWRITTEN)
     return [one for one in seen if differs[one.output] == 1]
 
 
@@ -170,18 +169,15 @@ def _second(runs: Runs) -> Samples | None:
 def _out_of_order(runs: Runs) -> list[Effect]:
     """Return the effects on outputs that do not follow their samples into another order."""
 
-    def moved(samples: Samples) -> list[Effect]:
-        seen = effects(runs, reordered(samples), lacking="no output has a row for each of them")
-        return [one for one in seen if one.difference.effect > 0.0]
-
-    effects_of_order = moved(runs.batch.ordered_samples)
-    if effects_of_order and not runs.repeats:
+    lacking = "no output has a row for each of them"
+    moved = moved_by(runs, reordered(runs.batch.ordered_samples), lacking=lacking)
+    if moved and not runs.repeats:
         raise NotApplicableError("it draws random numbers, or keeps something from call to call")
-    if effects_of_order and (second := _second(runs)):
+    if moved and (second := _second(runs)):
         with suppress(UntellableError):
-            if not moved(second):
+            if not moved_by(runs, reordered(second), lacking=lacking):
                 raise NotApplicableError(f"outputs follow instead {_SECOND}")
-    return effects_of_order
+    return moved
 
 
 # ---- what runs part by ---------------------------------------------------------------------------
