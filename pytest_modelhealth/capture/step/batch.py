@@ -70,12 +70,8 @@ def copied_batch(batch: Any) -> Any:
         return batch
 
 
-def deep_copy(batch: Any, others: Mapping[int, Tensor] | None = None) -> Any:
+def deep_copy(batch: Any) -> Any:
     """Return a deep copy of a batch, in which tensors that have a graph are cut off from it.
-
-    Args:
-        batch: the batch.
-        others: tensors that stand in it in place of some, by the id of these.
 
     Raises:
         Exception: whatever an object of the user's raises where it is copied.
@@ -86,7 +82,7 @@ def deep_copy(batch: Any, others: Mapping[int, Tensor] | None = None) -> Any:
         # of sparse and nested ones torch cannot make a deep copy of all
         if not t.is_leaf or t.layout is not torch.strided or t.is_nested
     }
-    return copy.deepcopy(batch, copies | dict(others or {}))
+    return copy.deepcopy(batch, copies)
 
 
 LIGHTNING_MODULES = tuple(

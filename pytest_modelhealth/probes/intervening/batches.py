@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
+from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Conventions, NotApplicableError, UntellableError
 
 SEED = 20_240_229
@@ -226,7 +227,11 @@ def changeable(value: Any) -> list[Tensor]:
 
 
 def copied(value: Any, *changes: Values) -> Any:
-    """Return a deep copy, in which tensors have other values, by one change after the other."""
+    """Return a deep copy, in which tensors have other values, by one change after the other.
+
+    Raises:
+        Exception: whatever an object of the user's raises where it is copied.
+    """
     copies = dict[int, Tensor]()
     with torch.no_grad():
         for number, tensor in enumerate(changeable(value)):
@@ -234,6 +239,9 @@ def copied(value: Any, *changes: Values) -> Any:
             for change in changes:
                 other = change(number, now)
                 now = now if other is None else other
-            now = now.clone() if now.data_ptr() == tensor.data_ptr() else now
-            copies[id(tensor)] = now.requires_grad_(tensor.requires_grad)
-    return deep_copy(value, copies)
+            copies[id(tensor)] = now.clone() if now.data_ptr() == tensor.data_ptr() else now
+    for tensor in find_tensors(value):  # of sparse and nested ones torch makes no deep copy
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().clone()
+        copies[id(tensor)].requires_grad_(tensor.requires_grad)
+    return copy.deepcopy(value, copies)
