@@ -304,8 +304,8 @@ MUTATIONS = [
     ),
     Mutation(
         "only the even samples are overwritten",
-        "index = torch.where(self.numbers % 2 == parity, first, rows)",
-        "index = torch.where(self.numbers % 2 == 0, first, rows)",
+        "index = torch.where(samples.numbers % 2 == parity, first, rows)",
+        "index = torch.where(samples.numbers % 2 == 0, first, rows)",
         "tests/probes/test_corpus.py",
     ),
     Mutation(
@@ -322,8 +322,8 @@ MUTATIONS = [
     ),
     Mutation(
         "another seed is the usual one",
-        "                torch.manual_seed(seed)\n            output",
-        "                pass\n            output",
+        "                torch.manual_seed(seed)\n            with torch.set",
+        "                pass\n            with torch.set",
         "tests/probes/test_verdicts.py",
     ),
     Mutation(
