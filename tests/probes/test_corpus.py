@@ -20,7 +20,6 @@ MISSED = {
     "last sample read for the last step, eight sequences of eight",
     "observations by running figures that move in every mode",
     "scale and shift computed under no_grad",
-    "strongest features chosen among those of the whole batch",
     "summary of the first batch kept for all that follow",
 }
 """Faults that no probe names with its place and cause."""
