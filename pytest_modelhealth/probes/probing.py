@@ -43,10 +43,9 @@ class Probing:
         self._request = request
         self._by_default = APPLICABLE in settings["probes"].value and not _on_several_ranks()
         if any(self._asked.values()) or self._by_default:
-            with suppress(Exception):  # an object of the user's, as `Runs.why_not` says
-                self._request = replace(request, inputs=copied(request.inputs))
-            with suppress(Exception):
-                self._request = replace(self._request, target=copied(request.target))
+            for name in ("inputs", "target"):
+                with suppress(Exception):  # an object of the user's, as `Runs.why_not` says
+                    self._request = replace(self._request, **{name: copied(vars(request)[name])})
 
     def after(self, observation: Observation) -> Observation:
         """Return what the inspection saw, with what the probes find."""
