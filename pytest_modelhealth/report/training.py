@@ -23,7 +23,8 @@ class SteppedParameter:
             where it had none then, or no optimizer of it stepped.
         updates: L2 norm of what its optimizers changed in the call, by that of its values before.
         changes: the same of the whole call, whoever changed it.
-        swallowed: share of its elements that had a gradient and did not change, over all calls.
+        swallowed: in half precision, share of its elements that had a gradient and did not change,
+            over all calls.
         used_again: whether an optimizer stepped on a gradient that it had stepped on before.
         erased: whether its gradient was all zero when the optimizer stepped, in every call,
             although backward passes left another.

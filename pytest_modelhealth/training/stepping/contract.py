@@ -132,7 +132,9 @@ class Series:
         self.ends_at: Tensor | None = None
         self.facts: dict[str, Any] = {"raised": ""}
         start = session.values()
-        self._elements: dict[int, Tensor] = {}  # of which there ever was a gradient
+        kinds = torch.bfloat16, torch.float16
+        self._half = {key for key, value in start.items() if value.dtype in kinds}
+        self._elements: dict[int, Tensor] = {}  # of these, which ever had a gradient
         containers = session.reached.containers
         graphs, ends = [_graphs_in(containers)], [torch.get_rng_state()]
         schedules = [one for one in session.reached.objects if isinstance(one, LRScheduler)]
@@ -178,7 +180,7 @@ class Series:
             for key, value in before.items()
         }
         call.updated = {key: size / sizes[key] for key, size in call.updated.items()}
-        for key in call.at_step:
+        for key in call.at_step & self._half:
             asked = self._elements.get(key, False)
             self._elements[key] = (call.gradients[key] != 0) | asked
         # keep no graph of a call, and of gradients that nothing is held against the norm alone
