@@ -32,7 +32,7 @@ from pytest_modelhealth.training.stepping.interventions import (
     slope_without_gradient,
 )
 from pytest_modelhealth.training.stepping.reached import opened
-from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in
+from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in, rows_in
 from pytest_modelhealth.training.stepping.watching import (
     Call,
     Steps,
@@ -198,6 +198,15 @@ class Series:
                 f"{session.given.name} returned {kind}{shape}, not the loss: return "
                 "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
             )
+        pairs = zip(rows_in(session.given.batch), rows_in(session.latest), strict=False)
+        self.facts["writes"] = any(
+            a.shape == b.shape and not torch.allclose(a, b, 0.0, 0.0, equal_nan=True)
+            for a, b in pairs
+        )
+        self.facts["wasted"] = len(call.wasted)
+        self.facts["late"] = tuple(
+            name for name, key, _ in session.named if key in call.late - call.used_again
+        )
         if isinstance(result, Tensor):
             self.facts |= {"sign": sign_of(result), "is_loss": is_made_by_a_loss(result)}
         product, moves, gradients = 0.0, 0.0, 0.0  # what moved before an optimizer stepped
@@ -289,6 +298,7 @@ class Series:
             given |= {id(one) for one in inside if isinstance(one, torch.optim.Optimizer)}
         names = {key: name for name, key, _ in session.named}
         reached = {key for call in self.calls for key in (*call.added, *call.gradients)}
+        cleared = {key for call in self.calls for key in call.cleared}
         for optimizer in self.optimizers:
             key, groups = id(optimizer), optimizer.param_groups
             held = [id(p) for p in parameters_of(optimizer)]
@@ -299,6 +309,10 @@ class Series:
                 "maximizes": any(group.get("maximize") for group in groups),
                 "anew": key not in given and len(ran) == 1,
                 "closure": any(losses),
+                "twice": any(len({*map(id, g["params"])}) < len(g["params"]) for g in groups),
+                "emptied": len(ran) > 1 and all(one.emptied for one in ran[1:]),
+                "early": ran and all(one.early for one in ran),
+                "unused": key in given and not ran and cleared.intersection(held) - self.moved,
                 "unreached": key in given and ran and held and reached.isdisjoint(held),
                 "constant": ran and all(len(one) > 1 and len({*one, 0.0}) == 2 for one in losses),
             }
