@@ -6,7 +6,7 @@ A step is zero_grad, forward, loss, backward and AdamW. Four copies of a model a
 in one process: one bare, one with every step watched, one with a monitor that watches none of the
 steps that are timed, and one whose forward and backward are those of an inspection. A ratio is the
 median over rounds of the copy's step to the bare one, its spread the quartiles. ``run_step`` is the
-whole contract of a step: nine calls or more, and everything put back after each series.
+whole contract of a step: seven calls or more, and everything put back after each series.
 """
 
 from __future__ import annotations

@@ -341,8 +341,8 @@ MUTATIONS = [
     ),
     Mutation(
         "the slope of a step's loss is twice what it is",
-        "return difference / (2.0 * shift)",
-        "return difference / shift",
+        "slope, middle = (ends[0] - ends[1]) / (2.0 * narrow * weights), loss_in(first.result)",
+        "slope, middle = (ends[0] - ends[1]) / (narrow * weights), loss_in(first.result)",
         "tests/training/test_step_forms.py",
     ),
     Mutation(

@@ -614,7 +614,169 @@ def resumed(persistent: bool) -> Stepping:
     return stepping(usual, model, sgd(model, momentum=0.9), resume=True)
 
 
+# ---- what the record of a call tells
+
+
+def in_parts(between: str) -> Stepping:
+    """Run two losses, with something done between their backward passes."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        first, second = entropy(model, batch), 0.5 * model(batch[0]).square().mean()
+        first.backward()
+        if between == "clear":
+            optimizer.zero_grad()
+        second.backward()
+        optimizer.step()
+        return first + second
+
+    return stepping(step)
+
+
+def clipped(when: str, passes: int = 1, norm: float = 0.01) -> Stepping:
+    """Run a step that clips its gradient, of one or several passes, before the step or after."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        for _ in range(passes):
+            loss = entropy(model, batch)
+            (loss / passes if when == "divided" else loss).backward()
+        if when != "after":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+        optimizer.step()
+        if when == "after":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+        return loss
+
+    return stepping(step)
+
+
+def two_optimizers(steps_both: bool) -> Stepping:
+    """Run two optimizers of two parts."""
+    model = net()
+    both = sgd(model.into), sgd(model.out)
+
+    def step(model: Any, optimizers: Any, batch: Any) -> Tensor:
+        for one in optimizers:
+            one.zero_grad()
+        loss = entropy(model, batch)
+        loss.backward()
+        optimizers[1].step()
+        if steps_both:
+            optimizers[0].step()
+        return loss
+
+    return stepping(step, model, both)
+
+
+def emptied(clears: bool) -> Stepping:
+    """Run Adam, whose state is cleared in each call or kept."""
+    model = net()
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        if clears:
+            optimizer.state.clear()
+        return usual(model, optimizer, batch)
+
+    return stepping(step, model, torch.optim.Adam(model.parameters(), lr=1e-3))
+
+
+def early(is_early: bool) -> Stepping:
+    """Run with a schedule that moves on before the optimizer steps, or after."""
+    model = net()
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    usual(model, optimizer, (X, Y))  # torch warns of the very first step alone
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        if is_early:
+            schedule.step()
+        loss = usual(model, optimizer, batch)
+        if not is_early:
+            schedule.step()
+        return loss
+
+    return stepping(step, model, optimizer, restore=schedule)
+
+
+def listed(twice: bool) -> Stepping:
+    """Run with a group that has a parameter twice, as torch only warns of."""
+    model = net()
+    optimizer = sgd(model)
+    if twice:
+        optimizer.param_groups[0]["params"].append(model.out.weight)
+    return stepping(usual, model, optimizer)
+
+
+def unprotected(eps: float) -> Stepping:
+    """Run Adam with an epsilon, and a unit that is dead."""
+    model = net()
+    with torch.no_grad():
+        model.out.weight[:, 0] = 0.0
+    return stepping(usual, model, torch.optim.Adam(model.parameters(), lr=1e-3, eps=eps))
+
+
+def centred(in_place: bool) -> Stepping:
+    """Run a step that centres its batch, in place or on a copy."""
+
+    def loss_of(model: Any, batch: Any) -> Tensor:
+        x, y = batch
+        x = x.sub_(x.mean(0)) if in_place else x - x.mean(0)
+        return F.cross_entropy(model(x), y)
+
+    return stepping(descending(loss_of))
+
+
 PAIRS = [
+    Pair(
+        "cleared between two losses", "gradient_factor", "",
+        ("times the slope of the loss", "1 of 2 backward passes are cleared before any", "between"),
+        lambda: in_parts("clear"), lambda: in_parts(""), warns=True,
+    ),
+    Pair(
+        "clipped after the step", "gradient_path", "into",
+        ("is written to after the optimizer stepped on it", "before"),
+        lambda: clipped("after"), lambda: clipped("before"),
+    ),
+    Pair(
+        "passes not divided, then clipped", "gradient_factor", "",
+        ("the gradient that is clipped is 4.001 times the slope", "4 micro-batches"),
+        lambda: clipped("before", 4), lambda: clipped("divided", 4),
+    ),
+    Pair(
+        "one of two optimizers never steps", "parameter_updates", "into",
+        ("SGD, which holds into.weight, never steps, and gradients of what it holds are", "step()"),
+        lambda: two_optimizers(False), lambda: two_optimizers(True),
+    ),
+    Pair(
+        "state emptied", "optimizer_settings", "",
+        ("Adam has lost its state, its averages, before each later call", "state.clear()"),
+        lambda: emptied(True), lambda: emptied(False),
+    ),
+    Pair(
+        "schedule before the optimizer", "optimizer_settings", "",
+        ("SGD steps after its schedule", "after optimizer.step()"),
+        lambda: early(True), lambda: early(False), warns=True,
+    ),
+    Pair(
+        "a parameter twice", "optimizer_settings", "",
+        ("SGD holds a parameter twice in a group", "keep each once"),
+        lambda: listed(True), lambda: listed(False),
+    ),
+    Pair(
+        "epsilon of zero", "update_size", "into",
+        ("the optimizer writes NaN or infinity into into.weight", "eps=0"),
+        lambda: unprotected(0.0), lambda: unprotected(1e-8),
+    ),
+    Pair(
+        "rate that falls tenfold", "parameter_updates", "",
+        ("the learning rate of SGD falls from 0.1 to 0.001 in 3 calls",),
+        lambda: scheduled(0.1), lambda: scheduled(0.5), warns=True,
+    ),
+    Pair(
+        "batch written to", "batch_influence", "", ("the step writes to its batch", "on a copy"),
+        lambda: centred(True), lambda: centred(False), warns=True,
+    ),
     Pair(
         "graph carried over", "later_calls", "",
         ("call 2 of the step raises RuntimeError: Trying to backward", "detach() it"),
@@ -667,7 +829,7 @@ PAIRS = [
     Pair(
         "a rate that falls to zero", "parameter_updates", "",
         ("the learning rate of SGD falls from 0.1 to exactly 0 after the first call",),
-        lambda: scheduled(0.0), lambda: scheduled(0.1),
+        lambda: scheduled(0.0), lambda: scheduled(0.5),
     ),
     Pair(
         "micro-batches not divided", "gradient_factor", "",

@@ -23,7 +23,8 @@ class SteppedParameter:
             where it had none then, or no optimizer of it stepped.
         updates: L2 norm of what its optimizers changed in the call, by that of its values before.
         changes: the same of the whole call, whoever changed it.
-        swallowed: share of its elements that had a gradient and did not change, over all calls.
+        swallowed: in half precision, share of its elements that had a gradient and did not change,
+            over all calls.
         used_again: whether an optimizer stepped on a gradient that it had stepped on before.
         erased: whether its gradient was all zero when the optimizer stepped, in every call,
             although backward passes left another.
@@ -79,8 +80,10 @@ class SteppedOptimizer:
             where there was none.
         traits: what is true of it, of these: ``maximizes`` (a group does), ``anew`` (it was not
             given, and stepped in one call only), ``unreached`` (it was given, and steps on no
-            gradient ever), ``closure`` (it was given one), ``constant`` (which returned the very
-            same number each time).
+            gradient ever), ``unused`` (it was given, never steps, and gradients of what it holds
+            are cleared), ``closure`` (it was given one), ``constant`` (which returned the very same
+            number each time), ``twice`` (a group has a parameter twice), ``emptied`` (its state is
+            gone before each later step), ``early`` (a schedule moves on before each of its steps).
     """
 
     type_name: str
@@ -155,6 +158,9 @@ class Stepped:
         samples: how many samples the batch has; 0 where its tensors share no first dimension.
         runs_whole: whether the model runs on all of these at once.
         passes: how many backward passes the first call had.
+        wasted: how many of these were cleared before any optimizer stepped on a gradient of theirs.
+        late: parameters whose gradient the first call writes to after the step on it.
+        writes: whether the first call writes to its batch.
         slope: the gradient by the slope of the loss; ``None`` where that cannot be told.
         halves: whether a gradient changes when each half of the batch is replaced by the other;
             empty where that cannot be told.
@@ -186,6 +192,9 @@ class Stepped:
     samples: int = 0
     runs_whole: bool = False
     passes: int = 0
+    wasted: int = 0
+    late: tuple[str, ...] = ()
+    writes: bool = False
     slope: LossSlope | None = None
     halves: tuple[bool, ...] = ()
     unlearned: tuple[tuple[str, ...], float] = ((), 0.0)

@@ -91,7 +91,7 @@ def gan(pl: Any) -> Any:
 
         def configure_optimizers(self):
             held = [torch.optim.SGD(p.parameters(), 0.1) for p in (self.generator, self.critic)]
-            return held, [torch.optim.lr_scheduler.StepLR(one, 1) for one in held]
+            return held, [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in held]
 
     return Gan()
 

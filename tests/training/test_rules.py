@@ -103,6 +103,35 @@ def test_a_training_that_learns_is_healthy() -> None:
     assert course.loss.is_well
 
 
+def idles(*, is_faulty: bool) -> TrainingMonitor:
+    """Train with dropout; faulty is evaluation mode, and a layer that no optimizer holds."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 16), nn.Linear(16, 3))
+    model.train(not is_faulty)
+    held = [model[0], *([] if is_faulty else [model[2]]), model[3]]
+    optimizer = torch.optim.SGD([p for layer in held for p in layer.parameters()], lr=0.1)
+    with Inspector(model).monitor(every=2) as monitor:
+        for step in range(80):
+            x = torch.randn(16, 8)
+            loss = F.cross_entropy(model(x), x[:, :3].argmax(1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step_end(step, loss=loss)
+    return monitor
+
+
+def test_what_is_wrong_from_the_first_step_is_said() -> None:
+    """A layer in no optimizer fails; evaluation mode from the start warns; neither is healthy's."""
+    monitor = idles(is_faulty=True)
+    (violation,) = monitor.violations
+    assert (violation.check, violation.layer) == ("stopped_updates", "2")
+    assert "is never updated, over 40 watched steps" in violation.message
+    assert "trains in evaluation mode from the start" in monitor.warnings[0].message
+    assert monitor.findings == (violation, *monitor.warnings)
+    assert idles(is_faulty=False).findings == ()
+
+
 def test_nan_is_traced_to_step_and_layer() -> None:
     """The message names the step, the layer, and the loss before; the JSON has the course."""
     monitor = train(prepare=poison, steps=60)

@@ -95,7 +95,7 @@ class Compiled:
 def compiled_things() -> list[Any]:
     """Return all modules and functions of this process that `torch.compile` made."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is None:  # nothing was compiled yet
+    if dynamo is None or _COMPILES not in sys.modules:  # nothing was compiled yet
         return []
     things = gc.get_objects()
     functions = [one for one in things if type(one) is FunctionType and hasattr(one, _ORIGINAL)]
@@ -106,6 +106,8 @@ def compiled_things() -> list[Any]:
 
 
 _ORIGINAL = "_torchdynamo_orig_callable"
+_COMPILES = "torch._dynamo.repro.after_dynamo"
+"""What torch imports when it first looks for a backend to compile with, and not before."""
 _CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl", "inner"})
 """How a whole module is compiled, which shows at the module or at what is around it."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from pytest_modelhealth.report import Finding, Stepped
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.settings.setting import is_inside, parent
 from pytest_modelhealth.training.contract.fault import Broken, listed
 
@@ -79,7 +79,13 @@ def running_statistics(step: Stepped, settings: Settings, broken: Broken) -> Ite
 
 
 def batch_influence(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
-    """Yield that the batch, or a half of it, changes nothing."""
+    """Yield that the batch, or a half of it, changes nothing, or is changed itself."""
+    if step.writes:
+        yield broken(
+            "the step writes to its batch, so that a batch that is used again is another",
+            "an operation in place (sub_, +=, x[...] = ...) on the batch: work on a copy",
+            severity="warn",
+        )
     idle = [h for h, counts in zip(("first", "second"), step.halves, strict=False) if not counts]
     if len(idle) == 1:
         yield broken(
@@ -165,6 +171,26 @@ def weight_ties(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
         )
 
 
+_OPTIONS = {
+    "constant": (
+        "is given a closure that returns the very same loss at every evaluation",
+        "the loss is computed once, outside of the closure",
+    ),
+    "twice": (
+        "holds a parameter twice in a group, which moves twice in each step",
+        "parameters of two lists were joined that share one: keep each once",
+    ),
+    "emptied": (
+        "has lost its state, its averages, before each later call",
+        "state.clear(), load_state_dict or a new state in each step: keep what it has learnt",
+    ),
+    "early": (
+        "steps after its schedule: the first rate is skipped, and none is what it says",
+        "call scheduler.step() after optimizer.step(), as torch asks for",
+    ),
+}
+"""What an optimizer does by a trait of it, and the likely cause."""
+_GRADES: dict[str, Severity] = {"early": "warn"}
 _SPREAD = 1e5
 """Layer-wise decay of 0.65 over 24 layers makes 3e4."""
 
@@ -178,11 +204,9 @@ def optimizer_settings(step: Stepped, settings: Settings, broken: Broken) -> Ite
                 "average of the gradient is slower than that of its square",
                 "the two are the wrong way round",
             )
-        if "constant" in one.traits:
-            yield broken(
-                f"the closure of {one.type_name} returns the very same loss at every evaluation",
-                "the loss is computed once, outside of the closure",
-            )
+        for trait in one.traits & _OPTIONS.keys():
+            what, cause = _OPTIONS[trait]
+            yield broken(f"{one.type_name} {what}", cause, severity=_GRADES.get(trait, "fail"))
         if one.spread > _SPREAD:
             yield broken(
                 f"the learning rates of the groups of {one.type_name} differ by {one.spread:.2g}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pytest_modelhealth.report import Finding, LossSlope, Stepped
 from pytest_modelhealth.settings import Settings
@@ -27,6 +28,14 @@ def gradient_path(step: Stepped, settings: Settings, broken: Broken) -> Iterator
             value=abs(slope),
             tensor=names[0].rpartition(".")[2],
             details=(f"moved along a random direction, the loss has a slope of {slope:.3g}",),
+        )
+    late = [p for p in step.parameters if p.name in step.late]
+    if late:
+        yield broken(
+            f"the gradient of {listed(late)} is written to after the optimizer stepped on it, "
+            "which changes nothing",
+            "gradients are clipped or scaled after optimizer.step(): do it before",
+            late,
         )
     reached = [p for p in step.parameters if any(p.added)]
     # where others get their first gradient late, what runs is drawn; a generator skips calls
@@ -75,16 +84,28 @@ _MOST_OWN = 1000.0
 def gradient_factor(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield what the gradient is instead of the slope."""
     slope, limit = step.slope, settings["max_gradient_factor"]
-    if slope is None or not slope.slope or not (cause := _why(slope)):
+    if slope is None or not slope.slope:
         return
+    is_hidden = slope.added is not None and slope.added > slope.gradient * (1.0 + _UNSCALED)
+    if is_hidden and abs(slope.factor - 1.0) > _EXACT and step.passes > 1:
+        # clipped since: by so many times too large a gradient the clip takes too much
+        shown = replace(slope, gradient=slope.added or 0.0)
+        slope = shown if abs(shown.factor - step.passes) < _EXACT * step.passes else slope
+    if not (cause := _why(slope)):
+        return
+    if step.wasted:
+        cause = (
+            f"{step.wasted} of {step.passes} backward passes are cleared before any optimizer "
+            "steps on them: zero_grad() stands between two losses"
+        )
     factor = slope.factor
     is_beyond = factor > limit.value or (0.0 < factor < 1.0 / limit.value and slope.slope < _STEEP)
     # as many times the slope, or such a share of it, as there were passes
     is_exact = factor > 0.0 and step.passes > 1
     is_many = is_exact and abs(factor - step.passes) < _EXACT * step.passes
     is_few = is_exact and abs(1.0 / factor - step.passes) < _EXACT * step.passes
-    what = f"the gradient that the optimizer steps on is {factor:.4g} times the slope of the loss "
-    what += "that the step returns"
+    who = "that the optimizer steps on" if slope is step.slope else "that is clipped"
+    what = f"the gradient {who} is {factor:.4g} times the slope of the loss that the step returns"
     if factor < 0.0:
         what = "the optimizer climbs the loss that the step returns: its gradient is "
         what += f"{factor:.3g} times the slope"

@@ -55,6 +55,9 @@ def trained_parameters(step: Stepped, settings: Settings, broken: Broken) -> Ite
         )
 
 
+_STEEPEST = 0.1
+
+
 def parameter_updates(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield why nothing moves, or else what steps in vain."""
     if not any(any(p.changes) for p in step.parameters if p.trainable):
@@ -68,7 +71,21 @@ def parameter_updates(step: Stepped, settings: Settings, broken: Broken) -> Iter
                 "first call, and stays there",
                 "the schedule is stepped each batch though it counts epochs, or has too few steps",
             )
+        if len(rates) > 1 and 0.0 < rates[-1] <= _STEEPEST * rates[0]:
+            yield broken(
+                f"the learning rate of {name} falls from {rates[0]:.3g} to {rates[-1]:.3g} in "
+                f"{len(rates)} calls",
+                "the schedule is stepped each batch though it counts epochs, or several times",
+                severity="warn",
+            )
         others = (other for other in step.optimizers if "anew" in other.traits)
+        if "unused" in optimizer.traits and not any("anew" in o.traits for o in step.optimizers):
+            yield broken(
+                f"{name}, which holds {optimizer.first}, never steps, and gradients of what it "
+                "holds are cleared in each call",
+                "step() is missing for this one of several optimizers",
+                [parent(optimizer.first)],
+            )
         if optimizer.given and not any(optimizer.steps) and any(others):
             yield broken(
                 f"{name}, which was given, never steps; another that the step has itself does",
@@ -192,6 +209,17 @@ def update_direction(step: Stepped, settings: Settings, broken: Broken) -> Itera
 
 def update_size(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield the first call that changes weights by more than their size, and decay that does."""
+    for call, loss in enumerate(step.losses):
+        sound = [p for p in step.trained if math.isfinite(p.added[call] or 0.0)]
+        spoilt = [p for p in sound if not math.isfinite(p.updates[call])]
+        if spoilt and len(sound) == len(step.trained) and math.isfinite(loss or 0.0):
+            yield broken(
+                f"the optimizer writes NaN or infinity into {listed(spoilt)} in call {call + 1}, "
+                "though the loss and all gradients are finite",
+                "it divides by zero (eps=0), or its own state is not finite",
+                spoilt,
+            )
+            return
     limit = settings["max_step_ratio"]
     matrices = [p for p in step.parameters if p.dimensions > 1 and any(p.updates)]
     losses = [loss for loss in step.losses if loss is not None]

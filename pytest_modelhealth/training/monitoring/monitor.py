@@ -313,6 +313,11 @@ class TrainingMonitor(NamesItsAttributes):
         return self.report_of_training().warnings
 
     @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All that rules say of the training so far: `violations`, then `warnings`."""
+        return self.violations + self.warnings
+
+    @property
     def verdict(self) -> Verdict:
         """``healthy``, ``unhealthy`` or ``inconclusive``: the verdict on the training so far."""
         return self.report_of_training().verdict

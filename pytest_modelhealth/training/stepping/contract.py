@@ -23,7 +23,7 @@ from pytest_modelhealth.report import (
     SteppedParameter,
 )
 from pytest_modelhealth.settings.setting import dotted
-from pytest_modelhealth.training.stepping.interventions import (
+from pytest_modelhealth.training.interventions import (
     half_influence,
     loss_slope,
     overfitted,
@@ -32,7 +32,7 @@ from pytest_modelhealth.training.stepping.interventions import (
     slope_without_gradient,
 )
 from pytest_modelhealth.training.stepping.reached import opened
-from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in
+from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in, rows_in
 from pytest_modelhealth.training.stepping.watching import (
     Call,
     Steps,
@@ -132,7 +132,9 @@ class Series:
         self.ends_at: Tensor | None = None
         self.facts: dict[str, Any] = {"raised": ""}
         start = session.values()
-        self._elements: dict[int, Tensor] = {}  # of which there ever was a gradient
+        kinds = torch.bfloat16, torch.float16
+        self._half = {key for key, value in start.items() if value.dtype in kinds}
+        self._elements: dict[int, Tensor] = {}  # of these, which ever had a gradient
         containers = session.reached.containers
         graphs, ends = [_graphs_in(containers)], [torch.get_rng_state()]
         schedules = [one for one in session.reached.objects if isinstance(one, LRScheduler)]
@@ -178,7 +180,7 @@ class Series:
             for key, value in before.items()
         }
         call.updated = {key: size / sizes[key] for key, size in call.updated.items()}
-        for key in call.at_step:
+        for key in call.at_step & self._half:
             asked = self._elements.get(key, False)
             self._elements[key] = (call.gradients[key] != 0) | asked
         # keep no graph of a call, and of gradients that nothing is held against the norm alone
@@ -196,6 +198,15 @@ class Series:
                 f"{session.given.name} returned {kind}{shape}, not the loss: return "
                 "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
             )
+        pairs = zip(rows_in(session.given.batch), rows_in(session.latest), strict=False)
+        self.facts["writes"] = any(
+            a.shape == b.shape and not torch.allclose(a, b, 0.0, 0.0, equal_nan=True)
+            for a, b in pairs
+        )
+        self.facts["wasted"] = len(call.wasted)
+        self.facts["late"] = tuple(
+            name for name, key, _ in session.named if key in call.late - call.used_again
+        )
         if isinstance(result, Tensor):
             self.facts |= {"sign": sign_of(result), "is_loss": is_made_by_a_loss(result)}
         product, moves, gradients = 0.0, 0.0, 0.0  # what moved before an optimizer stepped
@@ -287,6 +298,7 @@ class Series:
             given |= {id(one) for one in inside if isinstance(one, torch.optim.Optimizer)}
         names = {key: name for name, key, _ in session.named}
         reached = {key for call in self.calls for key in (*call.added, *call.gradients)}
+        cleared = {key for call in self.calls for key in call.cleared}
         for optimizer in self.optimizers:
             key, groups = id(optimizer), optimizer.param_groups
             held = [id(p) for p in parameters_of(optimizer)]
@@ -297,6 +309,10 @@ class Series:
                 "maximizes": any(group.get("maximize") for group in groups),
                 "anew": key not in given and len(ran) == 1,
                 "closure": any(losses),
+                "twice": any(len({*map(id, g["params"])}) < len(g["params"]) for g in groups),
+                "emptied": len(ran) > 1 and all(one.emptied for one in ran[1:]),
+                "early": ran and all(one.early for one in ran),
+                "unused": key in given and not ran and cleared.intersection(held) - self.moved,
                 "unreached": key in given and ran and held and reached.isdisjoint(held),
                 "constant": ran and all(len(one) > 1 and len({*one, 0.0}) == 2 for one in losses),
             }

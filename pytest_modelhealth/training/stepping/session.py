@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.hooks import parameters_of
@@ -156,6 +157,7 @@ class Session:
         self.reached = Reached(given.step, (model, *given.optimizers, *given.restore))
         self.guard = Guard(self.reached, values=True, switches=True, stateful=given.restore)
         self.called = 0
+        self.latest: Any = None  # the batch of the latest watched call, as that left it
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
         kept = State(model).leaves
         leaves = (*model.parameters(), *held, *kept, *self.reached.leaves)
@@ -195,12 +197,19 @@ class Session:
 
     def watch(self) -> Watch:
         """Return what watches calls, from the first on."""
-        return Watch(self.model, self.parameters, by_hand=not self.given.optimizers)
+        return Watch(
+            self.model,
+            self.parameters,
+            by_hand=not self.given.optimizers,
+            schedules=[one for one in self.reached.objects if isinstance(one, LRScheduler)],
+        )
 
     def watched(self, watch: Watch, batch: Any = None) -> Call:
         """Call the step once, watched."""
+        batch = copied_batch(self.given.batch) if batch is None else batch
         with watch.call() as seen:
             seen.result = self.call(batch)
+        self.latest = batch
         return seen
 
     def observed(self, watch: Watch) -> tuple[Call, Observation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,10 @@ class Steps:
         rate: its largest learning rate at the first.
         passes: the backward passes that are in the gradients of its first step.
         evaluations: what its closure returned, each time.
-        along: inner product of the first update and the gradient, and both squared norms.
+        emptied: whether its state, which it had after its step before, was gone at the first.
+        early: whether a schedule of its rate had moved on in the call before it.
+        along: inner product of the first update of all calls and the gradient, and both squared
+            norms.
     """
 
     optimizer: Any
@@ -41,6 +44,8 @@ class Steps:
     rate: float = 0.0
     passes: set[int] = field(default_factory=set)
     evaluations: list[float] = field(default_factory=list)
+    emptied: bool = False
+    early: bool = False
     along: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
@@ -61,6 +66,9 @@ class Call:
         changes: the same of the whole call.
         used_again: parameters whose optimizer stepped on what it had stepped on before.
         erased: parameters whose gradient was all zero at the step, and not as it was left.
+        cleared: parameters whose gradient was cleared before an optimizer stepped on it.
+        wasted: backward passes that were cleared so, and that no optimizer stepped on anywhere.
+        late: parameters whose gradient was written to after the step on it, and not cleared.
         at_first: copies of parameters before their optimizer's first step.
         passes: the parameters that each backward pass reached.
         sizes: lengths of the tensors that the model was called with, where gradients were on.
@@ -77,6 +85,9 @@ class Call:
     changes: dict[int, float] = field(default_factory=dict)
     used_again: set[int] = field(default_factory=set)
     erased: set[int] = field(default_factory=set)
+    cleared: set[int] = field(default_factory=set)
+    wasted: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
     at_first: dict[int, Tensor] = field(default_factory=dict)
     passes: dict[int, set[int]] = field(default_factory=dict)
     sizes: set[int] = field(default_factory=set)
@@ -90,15 +101,25 @@ class Watch:
         model: the model.
         parameters: every tensor that may get a gradient, the model's and the optimizers'.
         by_hand: whether what a call changes is its step, where no optimizer steps in it.
+        schedules: schedules of rates.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Mapping[int, Tensor], *, by_hand: bool = False
+        self,
+        model: nn.Module,
+        parameters: Mapping[int, Tensor],
+        *,
+        by_hand: bool = False,
+        schedules: Sequence[Any] = (),
     ) -> None:
         self.model, self._parameters, self._by_hand = model, parameters, by_hand
+        self._schedules = schedules
         self._before: dict[int, dict[int, Tensor]] = {}  # copies, of optimizers whose step runs
         self._within: dict[int, set[int]] = {}  # the backward passes that a gradient is the sum of
         self._used: dict[tuple[int, int], set[int]] = {}  # those that an optimizer has stepped on
+        self._stepped: dict[int, bool] = {}  # optimizers, and whether they had a state then
+        self._spent: set[tuple[int, int]] = set()  # backward passes stepped on, of each parameter
+        self._after: dict[int, tuple[Tensor, int]] = {}  # gradients after a step, their versions
         self._left: dict[int, Tensor] = {}  # gradients of this call as backward passes left them
         self.seen = Call()
 
@@ -107,6 +128,8 @@ class Watch:
         """Watch one call."""
         self.seen = seen = Call(self.model.training)
         self._left.clear()
+        self._after.clear()
+        self._epochs = [getattr(one, "last_epoch", None) for one in self._schedules]
         start = {k: p.detach().clone() for k, p in self._parameters.items() if self._by_hand}
         with ExitStack() as stack:
             stack.callback(self._before.clear)
@@ -115,12 +138,17 @@ class Watch:
             yield seen
         for key, parameter in self._parameters.items():
             gradient = parameter.grad
+            if key in self._after and gradient is not None:
+                written = gradient is not self._after[key][0]
+                written |= gradient._version != self._after[key][1]
+                seen.late |= {key} if written and is_nonzero(gradient) else set()
             if key in self._left and not is_nonzero(gradient):
                 gradient = self._left[key]  # cleared since
             if key not in seen.gradients and gradient is not None:
                 seen.gradients[key] = dense(gradient).clone()
         if not seen.steps:
             self._take_by_hand(start)
+        seen.wasted -= {task for task, _ in self._spent}
 
     def _hooks(self) -> Iterator[Any]:
         yield register_optimizer_step_pre_hook(self._begin_step)
@@ -137,7 +165,12 @@ class Watch:
 
     def _reach(self, key: int, _: Tensor) -> None:
         """See a backward pass come to a parameter."""
+        self._after.pop(key, None)
         if not is_nonzero(self._parameters[key].grad):
+            unused = {t for t in self._within.get(key, ()) if (t, key) not in self._spent}
+            if unused:
+                self.seen.cleared.add(key)
+                self.seen.wasted |= unused & self.seen.passes.keys()
             self._within[key] = set()
 
     def _add(self, key: int, parameter: Tensor) -> None:
@@ -163,6 +196,11 @@ class Watch:
         if steps.count == 1:
             rates = [float(group.get("lr") or 0.0) for group in optimizer.param_groups]
             steps.rate = max(rates, default=0.0)
+            steps.emptied = self._stepped.get(key, False) and not optimizer.state
+            steps.early = any(
+                getattr(one, "optimizer", None) is optimizer and one.last_epoch != epoch
+                for one, epoch in zip(self._schedules, self._epochs, strict=True)
+            )
         # one inside of another's may follow a look ahead that was taken back
         is_inner = bool(self._before) and steps.count == 1
         seen.at_first = {**seen.at_first, **before} if is_inner else {**before, **seen.at_first}
@@ -206,6 +244,7 @@ class Watch:
         if within & used:
             self.seen.used_again.add(key)
         used |= within
+        self._spent |= {(task, key) for task in within}
 
     def _end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Take what the step changed."""
@@ -214,17 +253,21 @@ class Watch:
             return
         seen, steps = self.seen, self.seen.steps[id(optimizer)]
         along, updates, gradients = 0.0, 0.0, 0.0
+        is_first = id(optimizer) not in self._stepped
         for key, value in before.items():
+            if (left := self._parameters[key].grad) is not None:
+                self._after[key] = left, left._version
             update = widened(self._parameters[key].detach()) - widened(value)
             size = norm(update)
             seen.updated[key] = seen.updated.get(key, 0.0) + size
-            if steps.count == 1 and key in seen.gradients:
+            if is_first and key in seen.gradients:
                 gradient = widened(seen.gradients[key])
                 along += inner(update, gradient)
                 updates += size**2
                 gradients += norm(gradient) ** 2
-        if steps.count == 1:
+        if is_first:
             steps.along = along, updates, gradients
+        self._stepped[id(optimizer)] = bool(optimizer.state)
 
     def _take_by_hand(self, start: Mapping[int, Tensor]) -> None:
         """Take what the call changed for the step of an optimizer."""
@@ -294,9 +337,16 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def norm(tensor: Tensor) -> float:
-    """Return the L2 norm, reckoned in double precision."""
+    """Return the L2 norm, in double precision where single precision holds no square of it."""
+    if tensor.dtype == torch.float32:  # in a third of the time
+        size = float(torch.linalg.vector_norm(tensor))
+        if _SMALL < size < _GREAT:
+            return size
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     return float(torch.linalg.vector_norm(tensor, dtype=wide))
+
+
+_SMALL, _GREAT = 1e-12, 1e15
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -319,4 +369,4 @@ def cosine(product: float, a: float, b: float) -> float | None:
 
 def is_nonzero(gradient: Tensor | None) -> bool:
     """Whether there is a gradient, and any number of it is not zero."""
-    return gradient is not None and bool(dense(gradient).any())
+    return gradient is not None and norm(dense(gradient)) != 0.0

@@ -220,6 +220,15 @@ def _switched(event: CourseEvent, course: Course) -> Severity | None:
         "max_steps_in_evaluation",
         grade=_switched,
     ),
+    Kind(
+        "never",
+        "the model trains in evaluation mode from the start, over {rows} watched steps: its "
+        "dropout is off, and its batch norms stand still",
+        "train() is missing: from_pretrained and a validation leave a model in evaluation mode",
+        "rows",
+        "max_steps_in_evaluation",
+        grade="warn",
+    ),
 )
 def mode_switch(table: Table, follower: Follower) -> Iterator[None]:
     """Layers that are in evaluation mode from the start may be held there on purpose."""
@@ -229,6 +238,10 @@ def mode_switch(table: Table, follower: Follower) -> Iterator[None]:
         trained = trained + (modes == 1.0)
         active = (modes == 0.0) & (trained >= 5)
         follower.mark("switched", active, modes, trained, valid=~np.isnan(modes))
+        # all of it: a part may be held there on purpose
+        is_whole = "" in table.layers and modes[table.layers.index("")] == 0.0
+        is_never = bool(is_whole) and not np.count_nonzero(trained)
+        follower.mark("never", is_never, 0.0, 0.0)
         yield
 
 

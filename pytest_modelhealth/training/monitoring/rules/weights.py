@@ -111,12 +111,20 @@ _still = partial(Kind, measure="rows", limit="max_still_steps")
         "no optimizer holds it since one was made anew, or its updates are too small for its dtype",
         grade=_for_long,
     ),
+    _still(
+        "never",
+        "{layer} is never updated, over {rows} watched steps: it has gradients, other layers move, "
+        "and no optimizer holds it",
+        "its parameters are in no group, or were made or replaced after the optimizer was; what "
+        "should not learn is frozen by requires_grad_(False)",
+    ),
 )
 def stopped_updates(table: Table, follower: Follower) -> Iterator[None]:
     """Frozen layers, and those whose rate a schedule brings to zero, may stand still."""
     has_matrix: Any = False
     moved: Any = 0.0
-    still = Runs()
+    still, never = Runs(), Runs()
+    first: Any = np.nan
     while True:
         if not table.row.update_ratio > 0.0:
             yield
@@ -129,7 +137,16 @@ def stopped_updates(table: Table, follower: Follower) -> Iterator[None]:
         rests = (trainable == 0.0) | (rates == 0.0)  # on purpose, it seems
         active = (moved >= 5) & ~(updates > 0.0) & rests
         follower.mark("rests", active, 0.0, moved, valid=~np.isnan(trainable))
-        pushed = (moved >= 5) & (table["parameter_gradient_norm"] > 0.0)
+        # an optimizer that steps at other times would change their norm
+        norms, has_gradient = table["parameter_norm"], table["parameter_gradient_norm"] > 0.0
+        first = np.where(np.isnan(first), norms, first)
+        idle = has_gradient & (norms == first) & np.isnan(rates) & (trainable == 1.0)
+        never.add(idle, idle | (norms != first), table.row.step)
+        since, rows = never.since, never.count
+        active = idle & (rows >= 5)
+        valid = idle | (norms != first)
+        follower.mark("never", active, 0.0, moved, valid=valid, since=since, rows=rows)
+        pushed = (moved >= 5) & has_gradient
         stands = pushed & ~(updates > 0.0) & ~rests
         valid = stands | (updates > 0.0) | (rates == 0.0)
         still.add(stands, valid, table.row.step)

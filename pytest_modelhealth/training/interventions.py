@@ -42,7 +42,7 @@ def loss_slope(session: Session, first: Call) -> LossSlope | None:
     length = _length(gradients.values())
     if loss_in(first.result) is None or not length or not math.isfinite(length):
         return None
-    slope = _slope(session, gradients, length, 1e-3)
+    slope = _slope(session, gradients, length, first, 1e-3)
     return None if slope is None else LossSlope(slope, length, _added(first, gradients, length))
 
 
@@ -68,35 +68,53 @@ def slope_without_gradient(session: Session, calls: list[Call]) -> tuple[tuple[s
         weight = session.parameters[key]
         drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
         along[key] = drawn.to(weight.device)
-    slope = _slope(session, along, _length(along.values()), 1e-2, times=100.0) if along else None
+    length = _length(along.values())
+    slope = _slope(session, along, length, calls[0], 1e-2, times=100.0) if along else None
     return (tuple(asked.values()), slope) if slope else ((), 0.0)
 
 
 def _slope(
-    session: Session, along: Mapping[int, Tensor], length: float, least: float, times: float = 1.0
+    session: Session,
+    along: Mapping[int, Tensor],
+    length: float,
+    first: Call,
+    least: float,
+    times: float = 1.0,
 ) -> float | None:
     """Return the slope of the loss along a direction of so much length; ``None``: not smooth.
 
     Weights are moved by `SHIFTS` so many `times`, by their norm, which counts as `least` at least.
+    The wide shift is made where the loss of the `first` call is not half-way between the ends of
+    the narrow one.
     """
     session.guard.rewind()
     weights = times * max(_length(session.parameters[key].detach() for key in along), least)
-    wide, narrow = (_secant(session, along, length, shift * weights) for shift in SHIFTS)
-    if wide is None or narrow is None:
+    wide, narrow = SHIFTS
+    if (ends := _ends(session, along, narrow * weights / length)) is None:
         return None
-    return narrow if abs(wide - narrow) <= _AGREE * max(abs(wide), abs(narrow)) else None
+    slope, middle = (ends[0] - ends[1]) / (2.0 * narrow * weights), loss_in(first.result)
+    is_straight = middle is not None and _agree(ends[0] - middle, middle - ends[1])
+    if not is_straight:
+        if (ends := _ends(session, along, wide * weights / length)) is None:
+            return None
+        is_straight = _agree(slope, (ends[0] - ends[1]) / (2.0 * wide * weights))
+    return slope if is_straight else None
 
 
-def _secant(
-    session: Session, along: Mapping[int, Tensor], length: float, shift: float
-) -> float | None:
-    """Return the slope between weights moved so far either way; ``None``: lost in rounding."""
+def _agree(a: float, b: float) -> bool:
+    return abs(a - b) <= _AGREE * max(abs(a), abs(b))
+
+
+def _ends(
+    session: Session, along: Mapping[int, Tensor], times: float
+) -> tuple[float, float] | None:
+    """Return the loss of weights moved either way; ``None``: they differ by rounding alone."""
     ends: list[float] = []
-    for sign in (1.0, -1.0):
+    for sign in (times, -times):
         session.guard.rewind()
         for key, direction in along.items():
             weights = session.parameters[key].data
-            weights.copy_(widened(weights) + sign * shift / length * widened(direction))
+            weights.copy_(torch.add(widened(weights), widened(direction), alpha=sign))
         try:
             loss = loss_in(session.call())
         except Exception:  # noqa: BLE001 - the user's, on weights that we moved
@@ -104,12 +122,10 @@ def _secant(
         if loss is None or not math.isfinite(loss):
             return None
         ends.append(loss)
-    difference = ends[0] - ends[1]
     kinds = {session.parameters[key].dtype for key in along} & {torch.float16, torch.bfloat16}
     rounding = max(_ROUNDING, *(4.0 * torch.finfo(kind).eps for kind in kinds), 0.0)
-    if (difference or kinds) and abs(difference) <= rounding * max(map(abs, ends)):
-        return None
-    return difference / (2.0 * shift)
+    is_lost = abs(ends[0] - ends[1]) <= rounding * max(map(abs, ends))
+    return None if is_lost and (ends[0] != ends[1] or kinds) else (ends[0], ends[1])
 
 
 def _added(first: Call, gradients: Mapping[int, Tensor], length: float) -> float | None:
