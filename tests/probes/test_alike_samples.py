@@ -7,6 +7,7 @@ from torch import nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks import default_settings
+from pytest_modelhealth.probes.intervening import alike
 from pytest_modelhealth.probes.intervening.alike import are_alike
 from pytest_modelhealth.report import Outcome
 from tests.capture.oracle import fingerprint
@@ -153,3 +154,17 @@ def test_model_is_named_where_positions_hide_the_place():
     (found,) = inspect(Positions(), batch).violations
     assert found.layer == ""
     assert inspect(Positions(), batch, settings={"min_sample_deviation": 1e-9}).healthy
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+def test_steps_are_those_of_torchs_adam(dtype):
+    """The probe's own Adam moves parameters bit for bit as `torch.optim.Adam` does."""
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(torch.arange(7).to(dtype)) for _ in range(2))
+    adam, optimizer = alike._Adam([ours]), torch.optim.Adam([theirs])
+    for _ in range(3):
+        ours.grad = torch.randn(7, dtype=dtype)
+        theirs.grad = ours.grad.clone()
+        adam.step()
+        optimizer.step()
+    assert torch.equal(ours, theirs)

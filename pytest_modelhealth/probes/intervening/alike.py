@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.guard import Leaves
@@ -183,25 +183,56 @@ def _trained(runs: Runs, *, differentiates_last: bool = True) -> Generator[Any]:
     with runs.kept([(batch.args, batch.kwargs) for batch in batches]):
         try:
             wanted = [p for p in runs.model.parameters() if p.requires_grad]
-            optimizer, learns = torch.optim.Adam(wanted, lr=_RATE), set(map(id, wanted))
+            adam, learns = _Adam(wanted), set(map(id, wanted))
             for batch in batches:
                 output = runs.output(batch)
                 if differentiates_last or batch is not batches[-1]:
                     loss = runs.loss_of(output, runs.whole.target)
                     if loss is None or not loss.requires_grad:
                         raise ValueError("the loss has no gradient")
-                    optimizer.zero_grad()
+                    adam.zero_grad()
                     leaves = graph_leaves([loss.grad_fn])
                     with Leaves([leaf for leaf in leaves if id(leaf) not in learns]) as others:
                         others.set_aside()
                         loss.backward()  # through parameters of the loss itself, too
                     runs.count["backwards"] += 1
                 yield output
-                optimizer.step()
+                adam.step()
         except Exception as error:  # the user's, of weights that we changed
             raise UntellableError(
                 f"{STEPS} training steps cannot be tried: {in_one_line(error)}"
             ) from error
+
+
+class _Adam:
+    """Adam with torch's defaults: `torch.optim` loads torch's compiler, which takes a second."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in map(_real, parameters)]
+        self._steps = 0
+
+    def zero_grad(self) -> None:
+        """Take the gradients off."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move each parameter that has a gradient."""
+        self._steps += 1
+        unbiased = 1.0 - 0.9**self._steps, math.sqrt(1.0 - 0.999**self._steps)
+        for parameter, (mean, square) in zip(self._parameters, self._moments, strict=True):
+            if parameter.grad is not None:
+                gradient = _real(parameter.grad)
+                mean.lerp_(gradient, 0.1)
+                square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+                size = square.sqrt().div_(unbiased[1]).add_(1e-8)
+                _real(parameter).addcdiv_(mean, size, value=-_RATE / unbiased[0])
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
 
 
 def _deviation(outputs: list[Tensor], samples: int) -> float:
