@@ -20,6 +20,7 @@ from pytest_modelhealth.checks.facts import (
     members,
     seems_trained,
 )
+from pytest_modelhealth.checks.recurrences import steps_of
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation, Outcome, ProbeRecord
 from pytest_modelhealth.report.flow import Vertex
@@ -46,16 +47,17 @@ _FEWEST_SAMPLES = 4
 def zero_parameters(observation: Observation) -> dict[str, LayerRecord]:
     """Return the matrices and kernels whose gradient is exactly zero, by full name.
 
-    A bias is only added, and a scale or a temperature may stand at its bound. Of a recurrent layer
-    of which a part learns `recurrences` tells.
+    A bias is only added, and a scale or a temperature may stand at its bound. Over sequences of one
+    step a recurrent layer learns nothing of its state.
     """
+    flow = flow_of(observation)
     return {
         dotted(record.name, name): record
         for record in observation.layers.values()
         for name, gradient in record.parameter_gradients.items()
         if gradient.abs_max == 0.0 and gradient.finite_count == gradient.count > 0
         if name not in record.frozen and len(gradient.shape) >= _MATRIX
-        if not (name.startswith(("weight_ih", "weight_hh")) and learns(record))
+        if not (name.startswith("weight_hh") and learns(record) and steps_of(record, flow) < 2)
     }
 
 
@@ -195,6 +197,12 @@ def _finding(
     )
     if is_partial:
         cause += "; this batch alone may leave it out, or nothing reads that part"
+    if learns(record) and tensors[0].startswith(("weight_ih", "weight_hh")):
+        cause = f"one step, layer or direction alone is read of its states ({', '.join(through)}): "
+        cause += "out[:, -1] is the last step, h_n[-1] the last layer; join two directions"
+        is_partial = record.options.get("bidirectional") is True or any(
+            v.has("index") for v in made
+        )
     tried, trial = f", and still is after {STEPS} steps of training", observation.probes.get(TRIAL)
     if not is_tried:
         why = "this run allows no further one" if trial is None else trial.reason
