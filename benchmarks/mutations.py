@@ -222,8 +222,8 @@ MUTATIONS = [
     ),
     Mutation(
         "layers that stand in for their siblings pass",
-        "stand_ins = list(_stand_ins(observation, flow, modules))",
-        "stand_ins: list[Finding] = []",
+        "stories = [*_stand_ins(run)]",
+        "stories: list[Any] = []",
         "tests/checks/test_tables.py tests/checks/test_wiring.py",
     ),
     # ---- judging and settings

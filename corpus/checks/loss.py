@@ -94,6 +94,15 @@ LOSSES = {
         lambda m, x, y: (nn.Sequential(m, nn.LogSoftmax(0)), x, y, F.nll_loss),
         ("1", "softmax over dimension 0", "0 are the samples"),
     ),
+    "softmax of three dimensions without one": (
+        lambda m, x, y: (
+            nn.Sequential(nn.Linear(16, 8), nn.Softmax(), nn.Linear(8, 2)),
+            torch.randn(32, 5, 16),
+            None,
+            None,
+        ),
+        ("1", "dimension 0"),
+    ),
     "softmax over the batch inside a model": (
         lambda m, x, y: (
             nn.Sequential(nn.Linear(16, 8), nn.Softmax(0), nn.Linear(8, 2)),
@@ -199,6 +208,12 @@ RIGHT = {
         y,
         CE,
     ),
+    "softmax of two dimensions without one": lambda m, x, y: (
+        nn.Sequential(nn.Linear(16, 8), nn.Softmax(), nn.Linear(8, 2)),
+        x,
+        None,
+        None,
+    ),
     "attention over a set": lambda m, x, y: (Pooling(), x, None, None),
     "similarities along either dimension": lambda m, x, y: (
         ended(nn.Linear(16, 8), contrast),
@@ -253,11 +268,19 @@ class Tagger(nn.Module):
         return self.head(self.embed(ids)).flatten(0, 1)
 
 
-def padded():
+def padded(pad=0):
     """Return ids whose last four of twelve are padding."""
-    ids = torch.randint(1, 20, (8, 12))
-    ids[:, 8:] = 0
+    ids = torch.randint(1, 19, (8, 12))
+    ids[:, 8:] = pad
     return ids
+
+
+class Marked(Tagger):
+    """One whose padding is the last of its ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8, padding_idx=19)
 
 
 class Free(Tagger):
@@ -605,6 +628,9 @@ FAULTS = {
         )
         for tag in (0, 5)
     },
+    "padding that is not 0": (
+        lambda: tagged(Marked(), CE, ids=padded(19)), "fail", None, "33%", "do in 19",
+    ),
     "log_softmax over the positions": (
         lambda: tagged(
             Positions(), F.nll_loss, lambda ids: ids % 6, torch.randint(1, 20, (8, 12))
@@ -768,6 +794,7 @@ HEALTHY = {
     "first of several candidates": candidates,
     **{name: given(build) for name, build in RIGHT.items()},
     "padding that is ignored": lambda: tagged(Tagger(), nn.CrossEntropyLoss(ignore_index=0)),
+    "an end that is no padding": lambda: tagged(Marked(), CE, ids=padded(7)),
     "no padding": lambda: tagged(Tagger(), CE, ids=torch.randint(0, 20, (8, 12))),
     "padding that a mask takes out": lambda: tagged(Tagger(), without_padding),
     **{

@@ -125,7 +125,6 @@ from corpus.checks.wirings import (
     with_a_kept_sum,
     with_boxes,
     with_context,
-    with_memory,
     with_types,
     written_to_a_copy,
 )
@@ -162,9 +161,6 @@ FAULTS: dict[str, Case] = {
     "a state that is written and forgotten": (
         lambda: (Model(stored_in_vain, fc=nn.Linear(WIDTH, WIDTH)), (features(),)),
         "warn", "", "kept[:, 0] = h[:, 0]",
-    ),
-    "a memory that is no buffer": (
-        lambda: (with_memory(), (features(),)), "note", "", "model.memory[0] ="
     ),
     "half of a projection that is dropped": (
         lambda: (Model(halved, up=nn.Linear(WIDTH, 2 * WIDTH)), (features(),)),
@@ -377,7 +373,6 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "what is written is read": lambda: (
         Model(stored, fc=nn.Linear(WIDTH, WIDTH)), (features(),)
     ),
-    "a memory that is a buffer": lambda: (with_memory(buffer=True), (features(),)),
     "a gated half": lambda: (Model(gated_half, up=nn.Linear(WIDTH, 2 * WIDTH)), (features(),)),
     "the last of several results": lambda: (
         Model(streamed, fc=nn.Linear(WIDTH, WIDTH)), (features(),)

@@ -823,22 +823,6 @@ def stored(model: Any, x: Tensor) -> Tensor:
     return kept
 
 
-def remembered(model: Any, x: Tensor) -> Tensor:
-    h = model.fc(x + model.memory)
-    model.memory[0] = h.detach()[0, 0]
-    return h
-
-
-def with_memory(buffer: bool = False) -> nn.Module:
-    """Return a model that writes to a memory, which may be a buffer."""
-    model = Model(remembered, fc=nn.Linear(WIDTH, WIDTH))
-    if buffer:
-        model.register_buffer("memory", torch.zeros(1, WIDTH))
-    else:
-        model.memory = torch.zeros(1, WIDTH)
-    return model
-
-
 def halved(model: Any, x: Tensor) -> Tensor:
     return model.up(x).chunk(2, -1)[0]
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, linear_maps
@@ -20,8 +20,8 @@ from pytest_modelhealth.settings import Severity
 
 WIRING = CHECKS["wiring"]
 Grade = Literal[Severity, "note"]
-Faults = Iterator[tuple[int, str, str, Grade]]
-"""Vertices, what is wrong there, the likely cause, and the grade."""
+Faults = Iterator[tuple[int | tuple[str, ...], str, str, Grade]]
+"""A vertex, or the culprit and what goes with it; what is wrong, the likely cause, the grade."""
 
 
 class Run:
@@ -39,17 +39,18 @@ class Run:
         self._told = [(n, v) for n, v in made if v.facts]
         self.softmaxes = {v.facts["made"]: n for n, v in self.having("made")}
 
-    def findings(self, rule: Callable[[Run], Faults]) -> Iterator[Finding]:
+    def findings(self, rule: Callable[[Any], Faults]) -> Iterator[Finding]:
         """Yield what a rule says, a line of code once."""
-        lines: dict[str, tuple[str, str, Grade, dict[str, None]]] = {}
-        for number, what, cause, severity in rule(self):
-            line = self.vertices[number].line
-            story = lines.setdefault(line or what, (f"{what}{at(line)}", cause, severity, {}))
-            story[-1][self.layer_of(number)] = None
-        for message, cause, severity, layers in lines.values():
-            first, *others = layers
+        stories: dict[str, tuple[str, str, Grade, dict[str, None]]] = {}
+        for place, what, cause, grade in rule(self):
+            layers = place if isinstance(place, tuple) else (self.layer_of(place),)
+            line = self.vertices[place].line if isinstance(place, int) else ""
+            story = stories.setdefault(line or what, (f"{what}{at(line)}", cause, grade, {}))
+            story[-1].update(dict.fromkeys(layers))
+        for message, cause, severity, names in stories.values():
+            first, *others = names
             told = {"cause": cause, "affected": others, "severity": severity}
-            yield WIRING.fault(self.layers[first], message, value=float(len(layers)), **told)
+            yield WIRING.fault(self.layers[first], message, independent=True, **told)
 
     def having(self, *facts: str) -> Iterator[tuple[int, Vertex]]:
         """Yield the vertices of which one of these was read."""

@@ -334,9 +334,9 @@ def _unmoving(walk: _Walk) -> Iterator[Finding]:
 
     In float64 a fit may end so: it is only warned of there.
     """
-    observation, culprit = walk.observation, walk.observation.layers[""]
+    observation, loss = walk.observation, walk.observation.loss
     gradients = [s for record in walk.records for s in record.parameter_gradients.values()]
-    largest, loss = max((s.abs_max for s in gradients), default=0.0), observation.loss
+    largest = max((s.abs_max for s in gradients), default=0.0)
     if not 0.0 < largest < _UNMOVING or loss is None:
         return
     # Near its end a loss is small beside its gradient, as a square is beside what was squared; a
@@ -344,14 +344,12 @@ def _unmoving(walk: _Walk) -> Iterator[Finding]:
     is_scaled = 0.0 < walk.sent <= _MOST_BY_LOSS * abs(loss) and is_fresh(observation)
     if abs(loss) <= _LEARNT and not is_scaled:
         return
+    # the first layer at whose output the gradient is usual
+    ran = [(record, record.gradients) for record in called(observation)]
+    usual = [record for record, seen in ran if seen and seen.abs_max >= _UNMOVING]
+    culprit = next(iter(innermost(usual)), observation.layers[""])
     why = "the loss itself sends nothing back: a factor near zero, or it is flat so far out"
-    if culprit.gradients is not None and culprit.gradients.abs_max >= _UNMOVING:
-        # the last layer at whose output the gradient is usual, and why it is not before
-        for record in reversed(innermost(called(observation))):
-            if record.gradients is not None and record.gradients.count:
-                if record.gradients.abs_max < _UNMOVING:
-                    break
-                culprit = record
+    if usual:
         given = culprit.inputs
         inputs = f" (inputs in [{given.min:.3g}, {given.max:.3g}])" if given else ""
         why = f"it is flat for its inputs{inputs}, or multiplied by next to nothing"

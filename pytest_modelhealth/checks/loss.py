@@ -84,23 +84,22 @@ def _of_classes(call: LossCall, observation: Observation) -> Faults:
         cause = "a class that counts has the index of padding: pad with -100, or number from 1"
         yield what, cause, "warn"
     elif targets.tail not in (None, ignore) and call.options.get("reduction") != "none":
-        # as many ids of a table are padding, known where that is 0, as targets are; whoever takes
-        # the loss of each token may mask it afterwards
-        share, tail = targets.tail_share, targets.tail
-        pads: dict[object, str] = {
-            record.options.get("padding_idx"): record.label
-            for record in called(observation)
-            if "num_embeddings" in record.options and (ids := record.inputs) is not None
-            if ids.count == targets.count
-            and math.isclose(ids.zero_count / ids.count, share, rel_tol=_ALIKE)
-        }
-        if share >= _PADDED and (0 in pads or (pads and tail == 0)):
-            what = (
-                f"{share:.0%} of the targets of {function} are padding: they end in {tail}, as "
-                f"the ids of {next(iter(pads.values()))!r} do in 0, and are not ignored"
-            )
+        # as many ids of a table are padding, which are 0 or whose rows are, as targets are; whoever
+        # takes the loss of each token may mask it afterwards
+        share, tail, pads = targets.tail_share, targets.tail, dict[object, str]()
+        for record in called(observation):
+            pad, ids = record.options.get("padding_idx"), record.inputs
+            seen = record.activations if pad else ids
+            is_table = "num_embeddings" in record.options and ids and ids.count == targets.count
+            zeros = seen.zero_count / seen.count if is_table and seen else math.nan
+            if math.isclose(zeros, share, rel_tol=_ALIKE):
+                pads[pad] = record.label
+        known = next((pad for pad in pads if pad is not None), None)
+        if share >= _PADDED and pads and (known is not None or tail == 0):
+            what = f"{share:.0%} of the targets of {function} are padding: they end in {tail}, as "
+            what += f"the ids of {pads[known]!r} do in {known or 0}, and are not ignored"
             cause = f"pass ignore_index={tail}, or replace padded targets by -100"
-            yield what, cause, "fail" if 0 in pads else "warn"
+            yield what, cause, "warn" if known is None else "fail"
     if function == "cross_entropy" and call.classes == 1:
         what = "cross_entropy over a single class is zero whatever the output"
         yield what, "one output for a yes or no: use binary_cross_entropy_with_logits", "fail"
@@ -218,13 +217,15 @@ def _batch_softmax(observation: Observation, _: Settings) -> Iterator[Finding]:
     if whole is None or whole.shape[:1] != (samples,):
         return
     for record in called(observation):
-        dim, shape = record.options.get("dim"), record.activations and record.activations.shape
+        shape = record.activations and record.activations.shape
         if record.activation not in having("softmax") or not shape or len(shape) < 2:
             continue
+        # torch takes the first of three dimensions where none is given
+        dim = record.options.get("dim", 0 if len(shape) == 3 else None)
         is_set = shape[1] == samples or math.prod(shape[1:]) == 1
         if dim in (0, -len(shape)) and shape[0] == samples and not is_set:
             what = f"its {record.activation} runs along dimension 0, over the {samples} samples"
-            cause = "dim=0 is the batch: use dim=1, or dim=-1"
+            cause = "dim=0, or none at all for three dimensions, is the batch: use dim=1, or dim=-1"
             yield LOSS.fault(record, f"{what} of the batch", cause=cause, independent=True)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import Any
 
+from pytest_modelhealth.checks.axes import Grade
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, completed, flow_of, trainable
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
@@ -17,7 +18,7 @@ from pytest_modelhealth.settings.setting import dotted
 
 LOSS = CHECKS["loss"]
 TASK_BALANCE = CHECKS["task_balance"]
-Faults = Iterator[tuple[str, str, Severity]]
+Faults = Iterator[tuple[str, str, Grade]]
 """What is wrong, the likely cause, and the grade."""
 Rule = Callable[[Observation, Flow], Faults]
 

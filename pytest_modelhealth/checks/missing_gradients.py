@@ -21,7 +21,6 @@ from pytest_modelhealth.checks.facts import (
     trainable,
 )
 from pytest_modelhealth.checks.loss_terms import is_switched_off
-from pytest_modelhealth.checks.recurrences import recurrent_gradients
 from pytest_modelhealth.checks.zero_gradients import idle_rows, zero_gradients
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Cut, Finding, Flow, LayerRecord, Observation
@@ -55,7 +54,6 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     if math.isfinite(observation.loss or 0.0) and not is_switched_off(observation):
         yield from zero_gradients(observation)
         if observation.loss != 0.0:
-            yield from recurrent_gradients(observation)
             yield from idle_rows(observation, settings)
 
 

@@ -13,9 +13,11 @@ from pytest_modelhealth.checks.facts import (
     flow_of,
     has_initial_statistics,
     has_moved,
+    learns,
     seems_trained,
 )
-from pytest_modelhealth.checks.paths import way_to_weights
+from pytest_modelhealth.checks.loss_terms import Faults
+from pytest_modelhealth.checks.paths import normalizer, way_to_weights
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Settings, Severity
@@ -29,17 +31,34 @@ _FUSED = "scaled_dot_product_attention"
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield normalisations and dropouts that do not do their work."""
     for record in called(observation):
-        yield from _modes(record, observation)
-        yield from _dropped(record)
-        yield from _scale(record, observation)
-        yield from _over_one_value(record)
+        for rule in (_modes, _dropped, _scale, _over_one_value):
+            for what, cause, grade in rule(record, observation):
+                told = {"cause": cause, "severity": grade}
+                yield NORMALIZATION.fault(record, what, independent=True, **told)
         yield from _statistics(record, observation, settings)
+    yield from _cancelled(observation)
+
+
+def _cancelled(observation: Observation) -> Iterator[Finding]:
+    """Tell of biases whose gradient cancels out, as a normalisation behind takes the mean away."""
+    idle: dict[str, str] = {}
+    for record in called(observation):
+        own, passed = record.parameter_gradients.get("bias"), record.gradients
+        if own and passed and passed.norm > 0.0 and own.abs_max < _CANCELLED * passed.norm:
+            norm = normalizer(observation, record) if learns(record) else None
+            idle |= {} if norm is None else {record.name: norm.label}
+    if idle:
+        first, *others = idle
+        what = f"its bias learns nothing: {idle[first]!r} takes away what it adds"
+        what += f" ({len(others)} more like it)" if others else ""
+        told = {"cause": "`bias=False` does the same", "affected": others, "severity": "note"}
+        yield NORMALIZATION.fault(first, what, role="parameter_gradients", tensor="bias", **told)
 
 
 # ---- dropouts, and modes ------------------------------------------------------------------------
 
 
-def _modes(record: LayerRecord, observation: Observation) -> Iterator[Finding]:
+def _modes(record: LayerRecord, observation: Observation) -> Faults:
     """Yield what trains in a model that is evaluated, and dropout by a function there.
 
     Monte Carlo dropout is so by design. Fused attention has no word for its mode: there the rate
@@ -53,26 +72,19 @@ def _modes(record: LayerRecord, observation: Observation) -> Iterator[Finding]:
     elif "Dropout" in record.type_name and given and out and out.zero_count > given.zero_count:
         effect = "the output is random"
     if evaluated and effect and options.get("training") is True:
-        message = f"it is in training mode inside a model in evaluation mode: {effect}"
-        cause = (
-            "it was made, replaced or switched with .train() after model.eval(), or hidden from it "
-            "outside the registered modules"
-        )
-        yield NORMALIZATION.fault(record, message, cause=cause, independent=True)
+        cause = "it was made, replaced or switched with .train() after model.eval(), or hidden from"
+        what = f"it is in training mode inside a model in evaluation mode: {effect}"
+        yield what, f"{cause} it outside the registered modules", "fail"
     is_fused = record.type_name == _FUSED
     caller = observation.layers[parent(record.name)] if is_fused else record
     rate = _number(options.get("dropout_p")) if is_fused else _functional_rate(record)
     if rate and caller.options.get("training") is False:
         line = flow_of(observation).line(record.name) if is_fused else ""
-        message = (
-            f"`{_FUSED if is_fused else 'dropout'}` drops with p={rate:g}{at(line)} although its "
-            "layer is in evaluation mode: the output is random"
-        )
+        what = f"`{_FUSED if is_fused else 'dropout'}` drops with p={rate:g}{at(line)} although its"
         cause = "it is on unless told: pass a rate of 0.0 or training=False unless self.training"
-        if not is_fused:
-            cause += ", or use nn.Dropout; Monte Carlo dropout is meant so"
+        cause += "" if is_fused else ", or use nn.Dropout; Monte Carlo dropout is meant so"
         grade: Severity = "fail" if is_fused else "warn"
-        yield NORMALIZATION.fault(record, message, cause=cause, independent=True, severity=grade)
+        yield f"{what} layer is in evaluation mode: the output is random", cause, grade
 
 
 def _number(value: object) -> float:
@@ -85,13 +97,12 @@ def _functional_rate(record: LayerRecord) -> float:
     return _number(record.options.get("dropout_p")) if is_on else 0.0
 
 
-def _dropped(record: LayerRecord) -> Iterator[Finding]:
+def _dropped(record: LayerRecord, _: Observation) -> Faults:
     """Yield a dropout of a rate of 1, or one that a layer's own code calls."""
     is_on = "Dropout" in record.type_name and record.options.get("training") is True
     if _functional_rate(record) >= 1.0 or (is_on and _number(record.options.get("p")) >= 1.0):
         cause = "its rate is 1: the share to keep was meant, or a schedule ran past its end"
-        message = "its dropout drops all that it is given"
-        yield NORMALIZATION.fault(record, message, cause=cause, independent=True)
+        yield "its dropout drops all that it is given", cause, "fail"
 
 
 # ---- running statistics -------------------------------------------------------------------------
@@ -167,6 +178,8 @@ def _expected_rms(record: LayerRecord) -> float:
 
 # ---- scales, and what is normalised over --------------------------------------------------------
 
+_CANCELLED = 1e-5
+"""What rounding leaves of gradients that cancel out, by all of them."""
 _MAX_EPS = 0.01
 """1e-3 is the largest that is usual."""
 _FLATTENED = 0.71
@@ -176,30 +189,26 @@ _NOTHING = 1e-3
 """Rounding leaves 2e-5 of values that are normalised by themselves."""
 
 
-def _scale(record: LayerRecord, observation: Observation) -> Iterator[Finding]:
+def _scale(record: LayerRecord, observation: Observation) -> Faults:
     """Yield normalisations of torch that flatten what they are given, by epsilon or scale."""
     eps, out = _number(record.options.get("eps")), record.activations
     if record.type_name not in having("normalization") or out is None:
         return
     factor = out.rms / (_expected_rms(record) or 1.0)
     if eps > _MAX_EPS and factor < _FLATTENED:
-        message = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
+        what = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
         cause = "eps is added to the variance, to divide by no zero, and 1e-5 is usual: it is the "
         cause += "second argument, where a momentum or a number of channels may have been meant"
-        yield NORMALIZATION.fault(record, message, value=eps, cause=cause, independent=True)
+        yield what, cause, "fail"
     # the last one of a residual branch may start at zero
     scale = record.parameters.get("weight")
     if scale and scale.abs_max == 0.0 and (path := way_to_weights(observation, record)):
-        message = f"all {scale.count} values of its scale are zero: what it gives out is constant"
-        cause = (
-            f"its scale starts or ended at zero, yet {path[-1].label!r} takes its output; zero "
-            "suits the last normalisation of a residual branch only"
-        )
-        place = {"role": "parameters", "tensor": "weight", "independent": True}
-        yield NORMALIZATION.fault(record, message, cause=cause, **place)
+        what = f"all {scale.count} values of its scale are zero: what it gives out is constant"
+        cause = f"its scale starts or ended at zero, yet {path[-1].label!r} takes its output; zero "
+        yield what, f"{cause}suits the last normalisation of a residual branch only", "fail"
 
 
-def _over_one_value(record: LayerRecord) -> Iterator[Finding]:
+def _over_one_value(record: LayerRecord, _: Observation) -> Faults:
     """Yield that each value is normalised by itself, so that nothing is left of its differences."""
     given, out, scale = record.inputs, record.activations, record.parameters.get("weight")
     if given is None or out is None or not given.std > _NOTHING * given.abs_max:
@@ -211,9 +220,6 @@ def _over_one_value(record: LayerRecord) -> Iterator[Finding]:
     if units is not None and units.observations >= _FEW:
         is_lost = float((units.maximum - units.minimum).max()) < _NOTHING
     if is_lost:
-        message = "it normalises over a single value: what it gives out is constant"
-        cause = (
-            "each value is its own mean: a normalized_shape of 1, or a group of one channel of one "
-            "pixel; use fewer groups, or normalise before the map has shrunk to a pixel"
-        )
-        yield NORMALIZATION.fault(record, message, cause=cause, independent=True)
+        cause = "each value is its own mean: a normalized_shape of 1, or a group of one channel of "
+        cause += "one pixel; use fewer groups, or normalise before the map has shrunk to a pixel"
+        yield "it normalises over a single value: what it gives out is constant", cause, "fail"

@@ -21,7 +21,11 @@ def _doubled(run: Run) -> Faults:
         is_of_two &= vertex.call >= 0 and unsure.isdisjoint(vertex.operands)
         if is_of_two and 2 in Counter(vertex.operands).values():
             cause = "a copied line, or a branch in place of the input; to double it, multiply by 2"
-            yield number, f"its `{vertex.function}` takes one value twice", cause, "warn"
+            # halves that are taken apart again, as of a reversible network, are meant
+            parts = (run.vertices[taker] for taker in run.takers[number])
+            is_twin = vertex.has("join") and any(one.has("slice") for one in parts)
+            what = f"its `{vertex.function}` takes one value twice"
+            yield number, what, cause, "note" if is_twin else "warn"
 
 
 def _overwritten(run: Run) -> Faults:

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks import axes, taken
-from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.facts import at, members, trainable
+from pytest_modelhealth.checks.axes import Faults, Grade, Run
+from pytest_modelhealth.checks.facts import at, linear_maps, members, trainable
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
@@ -16,7 +16,6 @@ from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import ancestors, parent
 
-WIRING = CHECKS["wiring"]
 _SHOWN = 3
 
 
@@ -25,36 +24,26 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     flow = observation.flow
     if flow is None or NOTE in flow.notes or not flow.graph.calls:
         return  # what is inferred of equal numbers shows no wiring
-    modules = _Modules(observation, flow)
-    stand_ins = list(_stand_ins(observation, flow, modules))
-    yield from stand_ins
-    known = {name for one in stand_ins for name in one.affected}
-    yield from _never_called(observation, flow, modules, known)
-    yield from _shared(observation, flow, modules)
-    yield from _switches(observation, modules)
-    yield from _one_row(observation, flow)
-    yield from lost_states(observation, flow)
-    if flow.is_exact:
-        yield from _unread(observation, flow, modules)
-        yield from _odd_blocks(observation, flow, modules)
-    run = axes.Run(observation, flow)
-    for rule in (*axes.RULES, taken.remembered, *(taken.RULES if flow.is_exact else ())):
+    run = _Modules(observation, flow)
+    exact = (_unread, _odd_blocks, _one_map, *taken.RULES) if flow.is_exact else ()
+    rules = (_never_called, _shared, _switches, _one_row, lost_states)
+    for rule in (*rules, *axes.RULES, taken.remembered, *exact):
         yield from run.findings(rule)
 
 
 # ---- layers that never run ----------------------------------------------------------------------
 
 
-class _Modules(dict[str, list[LayerRecord]]):
-    """By the name of each module, itself and those in it, by name."""
+class _Modules(Run):
+    """A run, and by the name of each module itself and those in it, by name."""
 
     def __init__(self, observation: Observation, flow: Flow) -> None:
-        super().__init__()
-        self._flow, layers = flow, observation.layers.values()
-        self._tied = {full for record in layers for full in record.tied.values()}
-        for record in sorted(layers, key=lambda record: record.name):
+        super().__init__(observation, flow)
+        self.inside: dict[str, list[LayerRecord]] = {}
+        self._tied = {full for record in self.layers.values() for full in record.tied.values()}
+        for record in sorted(self.layers.values(), key=lambda record: record.name):
             for name in () if record.functional else (record.name, *ancestors(record.name)):
-                self.setdefault(name, []).append(record)
+                self.inside.setdefault(name, []).append(record)
 
     def ran(self, layer: str) -> bool:
         """Whether a module or one inside it was called, or its parameters were read without it."""
@@ -62,26 +51,26 @@ class _Modules(dict[str, list[LayerRecord]]):
             record.entered is not None
             or record.status in ("opaque", "parameters_read")
             or any(
-                name in record.tied or full in self._tied or full in self._flow
+                name in record.tied or full in self._tied or full in self.flow
                 for name in record.parameters
                 if (full := f"{record.name}.{name}")
             )
-            for record in self[layer]
+            for record in self.inside[layer]
         )
 
     def trainable(self, layer: str) -> int:
         """Return how many numbers a module has to train."""
-        return sum(s.count for record in self[layer] for s in trainable(record).values())
+        return sum(s.count for record in self.inside[layer] for s in trainable(record).values())
 
     def form(self, layer: str) -> tuple[object, ...]:
         """Return what tells whether two modules are alike: classes and shapes."""
         return tuple(
             (record.type_name, *((name, s.shape) for name, s in record.parameters.items()))
-            for record in self[layer]
+            for record in self.inside[layer]
         )
 
 
-def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
+def _stand_ins(run: _Modules) -> Faults:
     """Yield layers called in the place of siblings of their class and shapes that never run.
 
     In each call of the module around them as many calls are made as there are siblings. Lists
@@ -89,36 +78,37 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
     """
     stories: dict[str, list[tuple[str, int, list[str]]]] = {}
     groups: dict[tuple[str, object], list[str]] = defaultdict(list)
-    records = [record for record in observation.layers.values() if not record.functional]
+    records = [record for record in run.layers.values() if not record.functional]
     idle = {parent(record.name) for record in records if record.entered is None}
     for record in records if idle else ():
         if parent(record.name) in idle:
-            groups[parent(record.name), modules.form(record.name)].append(record.name)
+            groups[parent(record.name), run.form(record.name)].append(record.name)
     for (holder, _), names in groups.items():
-        if not (never := [name for name in names if not modules.ran(name)]):
+        if not (never := [name for name in names if not run.ran(name)]):
             continue
         callers: dict[int, list[Call]] = defaultdict(list)
-        for call in (call for name in names if name in flow for call in flow.calls(name)):
+        for call in (one for name in names if name in run.flow for one in run.flow.calls(name)):
             callers[call.parent].append(call)
         counts = {len(calls) for calls in callers.values()}
-        if counts != {len(names)} or not modules.trainable(never[0]):
+        if counts != {len(names)} or not run.trainable(never[0]):
             continue
         calls = callers[min(callers)]
         layer, times = Counter(call.layer for call in calls).most_common(1)[0]
         again = [call for call in calls if call.layer == layer]
-        kind = observation.layers[holder].type_name
-        if kind not in having("container") or _is_asked_for_all(flow, again, kind):
+        kind = run.layers[holder].type_name
+        if kind not in having("container") or _is_asked_for_all(run.flow, again, kind):
             stories.setdefault(again[1].line, []).append((layer, times, never))
     for line, ((layer, times, never), *others) in stories.items():
         more = f" ({len(others)} more like it)" if others else ""
-        yield WIRING.fault(
-            observation.layers[layer],
-            f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
-            f"shape never{more}",
-            value=float(times),
-            cause=f"{layer!r} is called in the place of its siblings, which learn nothing: the "
-            "wrong index in a loop, or a copied line",
-            affected=(*never, *(name for other, _, names in others for name in (other, *names))),
+        what = f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
+        cause = f"{layer!r} is called in the place of its siblings, which learn nothing: the wrong "
+        affected = (name for other, _, names in others for name in (other, *names))
+        layers = (layer, *never, *affected)
+        yield (
+            layers,
+            f"{what}shape never{more}",
+            f"{cause}index in a loop, or a copied line",
+            "fail",
         )
 
 
@@ -135,106 +125,91 @@ def _is_asked_for_all(flow: Flow, again: list[Call], kind: str) -> bool:
     return is_loop or (is_one and all(v.live or v.kind == "input" for v in given))
 
 
-def _never_called(
-    observation: Observation, flow: Flow, modules: _Modules, known: set[str]
-) -> Iterator[Finding]:
-    """Yield the outermost modules that never run, and whose parameters nothing reads.
+def _never_called(run: _Modules) -> Faults:
+    """Yield stand-ins, and the outermost modules that never run and whose parameters nothing reads.
 
     What a dictionary of modules holds is chosen by name; where the flow shows a choice, so is what
     a list holds, and what lies in it.
     """
-    is_routed = any(v.has("route") or v.function == "item" for v in flow.graph.vertices)
-    told, passed, records = dict[str, int](), set(known), observation.layers.values()
+    stories = [*_stand_ins(run)]
+    yield from stories
+    passed = {name for layers, *_ in stories if not isinstance(layers, int) for name in layers[1:]}
+    is_routed = any(v.has("route") or v.function == "item" for v in run.vertices)
+    told, records = dict[str, int](), run.layers.values()
     has_run = any(record.entered is not None for record in records if record.name)
     for record in records if has_run else ():
         name = record.name
-        if record.status != "not_called" or not name or modules.ran(name):
+        if record.status != "not_called" or not name or run.ran(name):
             continue
         is_inside = not passed.isdisjoint((name, *ancestors(name)))
-        kind, count = observation.layers[parent(name)].type_name, modules.trainable(name)
-        is_chosen = is_routed and (
-            kind in having("container") or any(members(name, observation.layers))
-        )
+        kind, count = run.layers[parent(name)].type_name, run.trainable(name)
+        is_chosen = is_routed and (kind in having("container") or any(members(name, run.layers)))
         if count and not is_inside and not is_chosen and kind != "ModuleDict":
             told[name] = count
         passed.add(name)
     if told:
-        first, *others = told
-        yield WIRING.fault(
-            observation.layers[first],
-            f"{_listed([*told])} {'are' if others else 'is'} never called, and nothing reads the "
-            f"{sum(told.values()):,} parameters",
-            value=float(len(told)),
-            cause="left out of the forward, or for other batches: if so, freeze what is not to "
-            "learn",
-            affected=others,
-            severity="warn",
-        )
+        is_ = "are" if len(told) > 1 else "is"
+        what = f"{_listed([*told])} {is_} never called, and nothing reads the "
+        cause = "left out of the forward, or for other batches: if so, freeze what is not to learn"
+        yield (*told,), f"{what}{sum(told.values()):,} parameters", cause, "warn"
 
 
-def _switches(observation: Observation, modules: _Modules) -> Iterator[Finding]:
+def _switches(run: _Modules) -> Faults:
     """Yield modules that were given the attribute `requires_grad`, which their weights do not have.
 
     A class may have it of its own, to say how it was made: then all of its weights are so.
     """
-    for record in observation.layers.values():
+    for record in run.layers.values():
         if not isinstance(flag := record.options.get("requires_grad"), bool):
             continue
-        held = (one for one in modules.get(record.name, ()) if one.parameters)
+        held = (one for one in run.inside.get(record.name, ()) if one.parameters)
         if any(bool(trainable(one)) is not flag for one in held):
             state = "learn" if flag is False else "are frozen"
-            yield WIRING.fault(
-                record,
-                f"its requires_grad is {flag}, and its weights {state} all the same",
-                cause=f"an attribute of a module does nothing: call requires_grad_({flag})",
-                severity="warn",
-            )
+            what = f"its requires_grad is {flag}, and its weights {state} all the same"
+            cause = f"an attribute of a module does nothing: call requires_grad_({flag})"
+            yield (record.name,), what, cause, "warn"
 
 
 # ---- one module in several places ---------------------------------------------------------------
 
 
-def _shared(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
+def _shared(run: _Modules) -> Faults:
     """Yield what learns and is one object in several places of a list, or of several lists.
 
     One block that is called again by one name is a design (ALBERT), and so is a part of the same
     name in two modules (tied embeddings), but of a batch normalisation: its statistics mix.
     """
-    layers = observation.layers
+    layers, flow = run.layers, run.flow
     own = {name: record for record in layers.values() for name in (record.name, *record.aliases)}
-    stories: dict[tuple[str, str], list[LayerRecord]] = defaultdict(list)
     held: dict[str, set[str]] = defaultdict(set)
     for name, record in own.items():
         held[own[parent(name)].name].add(record.name)
     for record in layers.values():
-        if not record.aliases or record.name not in flow or not modules.trainable(record.name):
+        if not record.aliases or record.name not in flow or not run.trainable(record.name):
             continue
-        # a list that is shared itself has each member once
-        named = (record.name, *record.aliases)  # one for each place in each object that holds it
-        places = {(own[parent(n)].name, n.rpartition(".")[2]): n for n in named}.values()
-        homes = Counter(own[parent(name)].name for name in places)
+        # a place in each object that holds it; a list that is shared itself has each member once
+        names = (record.name, *record.aliases)
+        places = dict.fromkeys((own[parent(n)].name, n.rpartition(".")[2]) for n in names)
+        homes = Counter(home for home, _ in places)
         lists = [home for home in homes if layers[home].type_name in having("container")]
         calls = flow.calls(record.name)
         given = {tuple(flow.first_alike[number] for number in call.inputs) for call in calls}
         is_whole = len(calls) > 1 < len(lists) and held[lists[0]] == held[lists[1]]
         is_counted = "running_mean" in record.buffers and record.options.get("training") is True
         if repeated := [home for home in lists if homes[home] > 1]:
-            message = f"it stands {homes[repeated[0]]} times in {repeated[0]!r}: one set of weights"
+            what = f"it stands {homes[repeated[0]]} times in {repeated[0]!r}: one set of weights"
             cause = "`[layer] * n` repeats one module; make each anew, or tie them knowingly"
         elif len(given) > 1 and is_counted:
-            message = f"one batch normalisation stands in {_listed([*homes])}, on different inputs"
+            what = f"one batch normalisation stands in {_listed([*homes])}, on different inputs"
             cause = "its running statistics mix those of all of them: give each its own"
         elif is_whole or (len(given) > 1 and len(lists) > 1):
-            message = f"it stands in {_listed(lists)}, which "
-            message += "are the same" if len(given) == 1 else "are given different inputs"
+            what = f"it stands in {_listed(lists)}, which "
+            what += "are the same" if len(given) == 1 else "are given different inputs"
             cause = "lists made of the same objects share their weights: make each anew, or tie "
             cause += "them knowingly"
         else:
             continue
-        stories[message, cause].append(record)
-    for (message, cause), (record, *others) in stories.items():
-        affected = [other.name for other in others]
-        yield WIRING.fault(record, message, cause=cause, affected=affected, severity="warn")
+        yield (record.name,), what, cause, "warn"
 
 
 # ---- a block that does otherwise than its siblings ----------------------------------------------
@@ -242,9 +217,10 @@ def _shared(observation: Observation, flow: Flow, modules: _Modules) -> Iterator
 _FEWEST_BLOCKS = 4
 
 
-def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
+def _odd_blocks(run: _Modules) -> Faults:
     """Yield blocks in the middle of a list that run other operations or layers than all others."""
-    layers, names = observation.layers, (call.layer for call in flow.graph.calls)
+    layers, flow = run.layers, run.flow
+    names = (call.layer for call in flow.graph.calls)
     lists = {parent(name): name for name in names if name.rpartition(".")[2].isdigit()}
     for alike in ([*members(name, layers)][-1][0] for name in lists.values()):
         if len(alike) < _FEWEST_BLOCKS or len({layers[name].type_name for name in alike}) > 1:
@@ -256,7 +232,7 @@ def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iter
             tuple(None if seen is None else seen.shape for seen in (own.inputs, own.activations))
             for own in map(layers.__getitem__, alike)
         ]
-        if len({*zip(map(modules.form, alike), sizes, strict=True)}) > 1 or any(
+        if len({*zip(map(run.form, alike), sizes, strict=True)}) > 1 or any(
             set(one.outputs) <= set(one.inputs) for (one,) in ran
         ):
             continue  # one that returns what it is given is skipped for a step
@@ -275,49 +251,64 @@ def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iter
         layer, lacks, more = alike[place], usual - made[place], made[place] - usual
         what = [f"lacks {', '.join(f'`{n}`' for n in sorted(lacks))}"] if lacks else []
         what += [f"runs {', '.join(f'`{n}`' for n in sorted(more))} besides"] if more else []
-        yield WIRING.fault(
-            observation.layers[layer],
-            f"it {' and '.join(what)}{at(flow.line(layer))}, unlike its siblings",
-            value=float(len(made)),
-            cause="a residual, a norm or a mask left out by a condition or a copied line; or meant "
-            "so: nothing that was seen tells",
-            independent=True,
-            severity="warn",
-        )
+        cause = "a residual, a norm or a mask left out by a condition or a copied line; or meant so"
+        text = f"it {' and '.join(what)}{at(flow.line(layer))}, unlike its siblings"
+        yield (layer,), text, f"{cause}: nothing that was seen tells", "warn"
+
+
+def _one_map(run: _Modules) -> Faults:
+    """Tell of linear maps in a row with nothing between, which are no more than one.
+
+    A narrow one between is a map of lower rank, which one alone is not.
+    """
+    pairs: dict[str, str] = {}
+    learning = (run.layers[name] for name in run.flow.layers if name in run.layers)
+    maps = {record.name: linear_maps(record) for record in learning if trainable(record)}
+    plain = {
+        name: found[0]
+        for name, found in maps.items()
+        if len(found) == 1 and found[0].tensor == "weight" and len(found[0].weights.shape) == 2
+    }
+    for name, one in plain.items():
+        as_it_is = run.flow.consumers(name, as_it_is=True)
+        behind = plain.get(as_it_is[0]) if len(as_it_is) == 1 else None
+        if behind and one.fan_out >= min(one.fan_in, behind.fan_out):
+            pairs |= {name: as_it_is[0]} if run.flow.consumers(name) == as_it_is else {}
+    if pairs:
+        (name, other), *others = pairs.items()
+        what = f"{other!r} takes what it gives with nothing between: the two are one linear map"
+        what += f" ({len(others)} more like it)" if others else ""
+        cause = "an activation left out, or a head on a head, which does no harm"
+        yield (name, other, *(one for pair in others for one in pair)), what, cause, "note"
 
 
 # ---- tables asked for one row -------------------------------------------------------------------
 
 
-def _one_row(observation: Observation, flow: Flow) -> Iterator[Finding]:
+def _one_row(run: _Modules) -> Faults:
     """Yield the tables that are asked for one row by indices that the model itself made.
 
     They are constants, where no other table tells positions. Of ids that come of the batch
     `inputs` tells.
     """
-    vertices = flow.graph.vertices
-    if any(v.facts.get("is_varied") == (True,) and v.facts["along"] == 1 for v in vertices):
+    facts = (vertex.facts for vertex in run.vertices)
+    if any(one.get("is_varied") == (True,) and one["along"] == 1 for one in facts):
         return
-    for record in observation.layers.values():
+    for record in run.layers.values():
         rows, given = record.options.get("num_embeddings"), record.inputs
-        if record.name not in flow or not isinstance(rows, int) or given is None:
+        if record.name not in run.flow or not isinstance(rows, int) or given is None:
             continue
-        numbers = flow.origins(*(n for call in flow.calls(record.name) for n in call.inputs))
-        sources = [vertices[number] for number in sorted(numbers)]
+        numbers = run.flow.origins(*(n for c in run.flow.calls(record.name) for n in c.inputs))
+        sources = [run.vertices[number] for number in sorted(numbers)]
         # indices for each sample are kinds of it, a table of fewer rows has kinds of tokens
-        is_long = given.shape != (observation.samples,) and rows >= (0, *given.shape)[-1] > 1
+        is_long = given.shape != (run.samples,) and rows >= (0, *given.shape)[-1] > 1
         is_constant = {one.kind for one in sources} <= {"constant", "buffer"}
         if is_constant and is_long and given.finite_count > 0 and given.min == given.max:
-            yield WIRING.fault(
-                record,
-                f"all {given.count} of its indices are {given.min:.0f}: they come from "
-                f"`{sources[0].name}`{at(sources[0].line)}, not from the batch",
-                value=given.min,
-                cause="positions that do not count, so that every token gets the same row: "
-                "torch.arange(length) counts",
-                role="inputs",
-                severity="fail" if sources[0].kind == "constant" else "warn",
-            )
+            what = f"all {given.count} of its indices are {given.min:.0f}: they come from "
+            what += f"`{sources[0].name}`{at(sources[0].line)}, not from the batch"
+            cause = "positions that do not count, so that every token gets the same row: "
+            grade: Grade = "fail" if sources[0].kind == "constant" else "warn"
+            yield (record.name,), what, f"{cause}torch.arange(length) counts", grade
 
 
 # ---- inputs that nothing reads ------------------------------------------------------------------
@@ -326,42 +317,39 @@ _PURE = having("view", "integer", "comparison", "sum", "product", "quotient", "t
 """Operations that change nothing but what they return."""
 
 
-def _unread(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
+def _unread(run: _Modules) -> Faults:
     """Yield inputs that nothing reads; what lies inside an object may be for others."""
-    vertices, graph = flow.graph.vertices, flow.graph
+    vertices, flow, graph = run.vertices, run.flow, run.flow.graph
     given = [number for number, vertex in enumerate(vertices) if vertex.kind == "input"]
     unread = [n for n in given if not vertices[n].name.endswith("]") and _is_ignored(flow, n)]
     if not unread or not graph.outputs:
         return
     is_, it = ("are", "them") if len(unread) > 1 else ("is", "it")
-    message = f"{_listed([vertices[n].name for n in unread])} {is_} given and nothing reads {it}"
+    what = f"{_listed([vertices[n].name for n in unread])} {is_} given and nothing reads {it}"
     cause = "an argument that is not passed on, or that this model has no use for: leave it out"
-    record, severity, first = observation.layers[""], "warn", dict[object, str]()
-    if unread == given:
-        message += ": the output is the same whatever the batch"
-        # a generator draws what others are given
-        is_drawn = any(vertices[n].has("draw") for n in flow.walk(graph.outputs, back=True))
-        cause, severity = (
-            "the model computes from its own tensors alone",
-            "warn" if is_drawn else "fail",
-        )
+    grade: Grade = "warn"
+    first = dict[object, str]()
     for call in graph.calls:
-        inside = modules.get(call.layer, [])
+        inside = run.inside.get(call.layer, [])
         if not {*call.inputs[:1]} & {*given} or not any(one.parameters for one in inside):
             continue
-        form = modules.form(call.layer) if len(inside) > 1 else call.layer
-        key = (call.parent, form, call.inputs)
-        if (other := first.setdefault(key, call.layer)) and call is not flow.calls(other)[0]:
+        form = run.form(call.layer) if len(inside) > 1 else call.layer
+        other = first.setdefault((call.parent, form, call.inputs), call.layer)
+        if call is not flow.calls(other)[0]:
             again = "again" if other == call.layer else f"as {other!r} is"
-            source = vertices[call.inputs[0]].name
-            message = f"it is given {source!r}{at(call.line)}, {again}, and {message}"
+            what = (
+                f"it is given {vertices[call.inputs[0]].name!r}{at(call.line)}, {again}, and {what}"
+            )
             cause = "two towers are fed the same: a copied line with the wrong argument"
-            record, severity = observation.layers[call.layer], "fail"
-            break
-    yield WIRING.fault(
-        record, message, value=float(len(unread)), role="inputs", cause=cause, severity=severity,
-        independent=bool(record.name),
-    )  # fmt: skip
+            yield (call.layer,), what, cause, "fail"
+            return
+    if unread == given:
+        what += ": the output is the same whatever the batch"
+        cause = "the model computes from its own tensors alone"
+        # a generator draws what others are given
+        is_drawn = any(vertices[n].has("draw") for n in flow.walk(graph.outputs, back=True))
+        grade = "warn" if is_drawn else "fail"
+    yield ("",), what, cause, grade
 
 
 def _is_ignored(flow: Flow, number: int) -> bool:

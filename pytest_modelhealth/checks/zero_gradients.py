@@ -20,6 +20,7 @@ from pytest_modelhealth.checks.facts import (
     members,
     seems_trained,
 )
+from pytest_modelhealth.checks.recurrences import steps_of
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation, Outcome, ProbeRecord
 from pytest_modelhealth.report.flow import Vertex
@@ -46,16 +47,17 @@ _FEWEST_SAMPLES = 4
 def zero_parameters(observation: Observation) -> dict[str, LayerRecord]:
     """Return the matrices and kernels whose gradient is exactly zero, by full name.
 
-    A bias is only added, and a scale or a temperature may stand at its bound. Of a recurrent layer
-    of which a part learns `recurrences` tells.
+    A bias is only added, and a scale or a temperature may stand at its bound. Over sequences of one
+    step a recurrent layer learns nothing of its state.
     """
+    flow = flow_of(observation)
     return {
         dotted(record.name, name): record
         for record in observation.layers.values()
         for name, gradient in record.parameter_gradients.items()
         if gradient.abs_max == 0.0 and gradient.finite_count == gradient.count > 0
         if name not in record.frozen and len(gradient.shape) >= _MATRIX
-        if not (name.startswith(("weight_ih", "weight_hh")) and learns(record))
+        if not (name.startswith("weight_hh") and learns(record) and steps_of(record, flow) < 2)
     }
 
 
@@ -97,6 +99,7 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
     zero, trial = zero_parameters(observation), _trial(observation)
     if trial is not None:
         lasting = {name for one in trial.partings if one.kind == ZERO for name in one.names}
+        yield from _opened({name: one for name, one in zero.items() if name not in lasting})
         zero = {name: record for name, record in zero.items() if name in lasting}
     if not zero:
         return
@@ -135,6 +138,19 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
         own = [full for name in ends if records[name] is record for full in names[name]]
         tensors = [full.rpartition(".")[2] for full in own]
         yield _finding(record, tensors, way, affected, observation)
+
+
+def _opened(zero: dict[str, LayerRecord]) -> Iterator[Finding]:
+    """Tell of the gradients that were zero at first alone: a closed gate, a branch of zero."""
+    for first, *others in [[*zero]] if zero else ():
+        more = f" and of {len(others)} more" if others else ""
+        yield MISSING_GRADIENTS.fault(
+            zero[first],
+            f"the gradient of {first}{more} is exactly zero, until a step of training",
+            cause="a gate or a branch starts at zero and opens, as adapters do by design",
+            affected={zero[name].name for name in others} - {zero[first].name},
+            severity="note",
+        )
 
 
 def _is_by_design(name: str, record: LayerRecord, run: Observation, is_routed: bool) -> bool:
@@ -195,6 +211,12 @@ def _finding(
     )
     if is_partial:
         cause += "; this batch alone may leave it out, or nothing reads that part"
+    if learns(record) and tensors[0].startswith(("weight_ih", "weight_hh")):
+        cause = f"one step, layer or direction alone is read of its states ({', '.join(through)}): "
+        cause += "out[:, -1] is the last step, h_n[-1] the last layer; join two directions"
+        is_partial = record.options.get("bidirectional") is True or any(
+            v.has("index") for v in made
+        )
     tried, trial = f", and still is after {STEPS} steps of training", observation.probes.get(TRIAL)
     if not is_tried:
         why = "this run allows no further one" if trial is None else trial.reason

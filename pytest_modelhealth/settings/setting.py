@@ -251,16 +251,17 @@ def parse_waivers(text: str, origin: str) -> tuple[Waiver, ...]:
     Raises:
         SettingsError: a line has no layers, more than one check, or no reason.
     """
-    return tuple(_parse_line(line, origin) for line in text.splitlines() if line.strip())
-
-
-def _parse_line(line: str, origin: str) -> Waiver:
-    what, _, reason = line.partition(":")
-    layers, *check = what.split() or [""]
-    if not layers or len(check) > 1 or not reason.strip():
-        raise SettingsError(
-            f"{origin}: a waiver is 'LAYERS [CHECK]: REASON', such as 'encoder.embed dead_units: "
-            f"sparse vocabulary', not {line.strip()!r}"
-            + ("; its reason is missing" if layers and not reason.strip() else "")
-        )
-    return Waiver(layers, check[0] if check else None, reason.strip(), origin, shared=True)
+    waivers = []
+    for line in map(str.strip, text.splitlines()):
+        what, _, reason = line.partition(":")
+        layers, *check = what.split() or [""]
+        if line and (not layers or len(check) > 1 or not reason):
+            raise SettingsError(
+                f"{origin}: a waiver is 'LAYERS [CHECK]: REASON', such as 'encoder.embed "
+                f"dead_units: sparse vocabulary', not {line!r}"
+                f"{'' if reason else '; its reason is missing'}"
+            )
+        if line:
+            check_name = check[0] if check else None
+            waivers.append(Waiver(layers, check_name, reason.strip(), origin, shared=True))
+    return tuple(waivers)

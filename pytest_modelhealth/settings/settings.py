@@ -29,74 +29,48 @@ LAYERS = Patterns(
     per_layer=False,
 )
 
+_SKIP_CHECKS = "checks to leave out, by name or shell wildcard; wins over checks"
+_SEVERITY = "warn or fail, for all checks or by name or shell wildcard; what warns is shown"
+_PROBES = (
+    "probes to run, by name or shell wildcard; all, none, auto (those that a run calls for) or, "
+    "as in tests, applicable (those of one further forward that apply, too)"
+)
+_AUTO_CHECK = "whether a report is checked when the test ends that did not ask for its verdict"
+_INCONCLUSIVE = "pass, warn or fail: what an inconclusive report does where it is checked"
+_STRICT = "whether what only warns fails; what severity says of a check wins over it"
+_RANK_TIMEOUT = "seconds that a rank waits for the others that inspect a model with it"
+_THRESHOLDS = (
+    "thresholds for the layers that a name or shell wildcard matches; they win over the value for "
+    "all layers, the last that matches first"
+)
+
 
 def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
     """Return the settings that belong to no check; those that choose know `checks`."""
     checks = tuple(checks)
     names = tuple(check.name for check in checks)
-    named = partial(CheckNames, type=list, per_layer=False, one_of=names)
+    probes = tuple(check.name for check in checks if check.is_probe)
     whole = partial(Setting, per_layer=False)
+    named = partial(CheckNames, type=list, per_layer=False, one_of=names)
     choosing = (
         LAYERS,
         named("checks", default=("*",), help="checks to run, by name or shell wildcard"),
-        named(
-            "skip_checks",
-            default=(),
-            help="checks to leave out, by name or shell wildcard; wins over checks",
-        ),
-        Severities(
-            "severity",
-            dict,
-            default=(),
-            help="warn or fail, for all checks or by name or shell wildcard; what warns is shown",
-            per_layer=False,
-            one_of=names,
-        ),
-        Probes(
-            "probes",
-            list,
-            default=(AUTOMATIC,),
-            help="probes to run, by name or shell wildcard; all, none, auto (those that a run "
-            "calls for) or, as in tests, applicable (those of one further forward that apply, too)",
-            per_layer=False,
-            one_of=tuple(check.name for check in checks if check.is_probe),
-        ),
+        named("skip_checks", default=(), help=_SKIP_CHECKS),
+        Severities("severity", dict, (), _SEVERITY, one_of=names, per_layer=False),
+        Probes("probes", list, (AUTOMATIC,), _PROBES, one_of=probes, per_layer=False),
     )
     others = (
-        whole(
-            "auto_check",
-            bool,
-            default=True,
-            help="whether a report is checked when the test ends that did not ask for its verdict",
-        ),
-        whole(
-            "inconclusive",
-            str,
-            default="warn",
-            help="pass, warn or fail: what an inconclusive report does where it is checked",
-            one_of=("pass", "warn", "fail"),
-        ),
-        whole(
-            "strict",
-            bool,
-            default=False,
-            help="whether what only warns fails; what severity says of a check wins over it",
-        ),
-        whole(
-            "rank_timeout",
-            float,
-            default=60.0,
-            help="seconds that a rank waits for the others that inspect a model with it",
-            minimum=0.1,
-        ),
+        whole("auto_check", bool, True, _AUTO_CHECK),
+        whole("inconclusive", str, "warn", _INCONCLUSIVE, one_of=("pass", "warn", "fail")),
+        whole("strict", bool, False, _STRICT),
+        whole("rank_timeout", float, 60.0, _RANK_TIMEOUT, minimum=0.1),
     )
     thresholds = LayerLimits(
         (*choosing, *others, *(setting for check in checks for setting in check.settings)),
         name="thresholds",
         type=dict,
         default=(),
-        help="thresholds for the layers that a name or shell wildcard matches; they win over the "
-        "value for all layers, the last that matches first",
+        help=_THRESHOLDS,
         per_layer=False,
     )
     return (*choosing, thresholds, *others)
@@ -113,9 +87,6 @@ class Settings(Mapping[str, Limit]):
         limits: values that are not the defaults.
         waivers: violations that are accepted.
         checks: the checks that judge under these settings, the gravest first.
-
-    Raises:
-        SettingsError: `declared` holds something else than settings.
     """
 
     def __init__(
@@ -125,7 +96,7 @@ class Settings(Mapping[str, Limit]):
         waivers: tuple[Waiver, ...] = (),
         checks: tuple[Any, ...] = (),
     ) -> None:
-        declared = _listed(declared, Setting, "Settings takes the declared settings")
+        declared = _listed(declared, Setting)
         self._declared: dict[str, Setting] = {setting.name: setting for setting in declared}
         self._limits = {name: Limit(s.default, "default") for name, s in self._declared.items()}
         self._limits.update(limits or {})
@@ -142,9 +113,7 @@ class Settings(Mapping[str, Limit]):
         return len(self._limits)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Settings):
-            return NotImplemented
-        return self._state() == other._state()
+        return isinstance(other, Settings) and self._state() == other._state()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -246,7 +215,7 @@ class Settings(Mapping[str, Limit]):
     def _with(self, setting: Setting, value: SettingValue, origin: str) -> Settings:
         limit = setting.over(self[setting.name], value, origin)
         limits = {**self._limits, setting.name: limit}
-        return Settings(self._declared.values(), limits, self.waivers, self.checks)
+        return Settings(self.declarations, limits, self.waivers, self.checks)
 
     def waive(self, *waivers: Waiver) -> Settings:
         """Return these settings with `waivers` added.
@@ -254,12 +223,12 @@ class Settings(Mapping[str, Limit]):
         Raises:
             SettingsError: a waiver names a check that does not exist, or is no `Waiver`.
         """
-        _listed(waivers, Waiver, "Settings.waive takes waivers")
+        _listed(waivers, Waiver)
         for waiver in waivers if self.checks else ():
             if waiver.check is not None:
                 require_known(waiver.check, [c.name for c in self.checks], waiver.origin)
         waivers = (*self.waivers, *waivers)
-        return Settings(self._declared.values(), self._limits, waivers, self.checks)
+        return Settings(self.declarations, self._limits, waivers, self.checks)
 
     def with_checks(self, checks: tuple[Any, ...]) -> Settings:
         """Return these settings for other `checks`, whose declarations are sound."""
@@ -267,16 +236,13 @@ class Settings(Mapping[str, Limit]):
         return Settings(declared, self._limits, self.waivers, checks)
 
 
-def _listed(values: object, kind: type[Any], what: str) -> tuple[Any, ...]:
-    """Return `values` as a tuple.
-
-    Raises:
-        SettingsError: it is none, or one of them is of another kind.
-    """
+def _listed(values: object, kind: type[Any]) -> tuple[Any, ...]:
+    """Return `values` as a tuple, which holds things of one kind alone."""
     listed = tuple(values) if isinstance(values, Iterable) else (values,)
     for value in listed:
         if not isinstance(value, kind):
+            what = f"{value!r} ({type(value).__name__})"
             raise SettingsError(
-                f"{what}, each of type {kind.__name__}, not {value!r} ({type(value).__name__})"
+                f"give {kind.__name__.lower()}s, each of type {kind.__name__}, not {what}"
             )
     return listed

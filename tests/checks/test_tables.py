@@ -14,7 +14,9 @@ from torch import nn
 
 import corpus.checks
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")  # a part of some losses
+pytestmark = pytest.mark.filterwarnings(  # a part of some losses
+    "ignore:Using a target size", "ignore:Implicit dimension choice"
+)
 
 TABLES = [
     table
@@ -38,8 +40,8 @@ def alone(table: Any) -> tuple[str, ...]:
     return getattr(table, "ALONE", ())
 
 
-def judged(inspect: Any, table: Any, made: Any, *, alone: bool) -> list[Any]:
-    """Inspect what a row makes, and return all that the check says."""
+def judged(inspect: Any, table: Any, made: Any, *, alone: bool, notes: bool = False) -> list[Any]:
+    """Inspect what a row makes, and return all that the check says, its notes where asked for."""
     made = (made, torch.randn(64, 16)) if isinstance(made, nn.Module) else made
     model, inputs, target, loss = (*made, None, None)[:4]
     report = inspect(model, inputs, target, loss=loss)
@@ -47,14 +49,16 @@ def judged(inspect: Any, table: Any, made: Any, *, alone: bool) -> list[Any]:
     if alone:
         assert {v.check for v in report.violations} <= {table.CHECK}
     every = [w for v in report._judgement.findings for w in (v, *v.folded)]
-    return [found for found in every if found.check == table.CHECK]
+    said = [found for found in every if found.check in (table.CHECK, *getattr(table, "CHECKS", ()))]
+    return [found for found in said if found.grade != "note" or notes]
 
 
 @pytest.mark.parametrize(("table", "row"), rows("FAULTS"))
 def test_a_fault_is_named_with_layer_and_line(table: Any, row: Any, inspect: Any) -> None:
     """One finding a fault; what it says has the words, or the line of code that it names has."""
     build, grade, layer, *words = row
-    (found,) = judged(inspect, table, build(), alone=... not in words and "FAULTS" in alone(table))
+    is_alone = ... not in words and "FAULTS" in alone(table)
+    (found,) = judged(inspect, table, build(), alone=is_alone, notes=grade == "note")
     assert found.layer == (found.layer if layer is None else layer)
     assert found.grade == grade
     text = f"{found.message} {found.cause} {found.tensor}"
@@ -66,8 +70,9 @@ def test_a_fault_is_named_with_layer_and_line(table: Any, row: Any, inspect: Any
 
 @pytest.mark.parametrize(("table", "build"), rows("HEALTHY"))
 def test_what_only_looks_like_it_is_left_alone(table: Any, build: Any, inspect: Any) -> None:
-    """Nothing is said, not even a warning."""
-    assert judged(inspect, table, build(), alone="HEALTHY" in alone(table)) == []
+    """Nothing is said, not even a warning, nor a note where the table has one."""
+    notes = any(grade == "note" for _, grade, *_ in table.FAULTS.values())
+    assert judged(inspect, table, build(), alone="HEALTHY" in alone(table), notes=notes) == []
 
 
 @pytest.mark.parametrize(("table", "build"), rows("HEALTHY", "wiring"))

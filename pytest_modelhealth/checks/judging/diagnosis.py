@@ -32,25 +32,20 @@ def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Find
     violations = [finding for finding in findings if finding.grade != "unsure"]
     if not violations:
         return findings
-    flow = flow_of(observation)
-    explained: dict[int, list[Finding]] = {}  # by the identity of the root, in causal order
-    stories: list[_Story] = []
+    flow, stories = flow_of(observation), list[_Story]()
     for event in sorted(_event(observation, v, rank) for rank, v in enumerate(violations)):
-        cause = next((story.root for story in stories if story.explains(event)), None)
-        if cause is None:
+        story = next((story for story in stories if story.explains(event)), None)
+        if story is None:
             stories.append(_Story(event, flow))
-            explained[id(event.violation)] = []
         else:
-            shown = _with_evidence(event.violation, observation, flow)
-            explained[id(cause.violation)].append(shown)
+            story.folded.append(_with_evidence(event.violation, observation, flow))
+    folded = {id(story.root.violation): tuple(story.folded) for story in stories}
     return [
         finding
         if finding.grade == "unsure"
-        else replace(
-            _with_evidence(finding, observation, flow), folded=tuple(explained[id(finding)])
-        )
+        else replace(_with_evidence(finding, observation, flow), folded=folded[id(finding)])
         for finding in findings
-        if finding.grade == "unsure" or id(finding) in explained
+        if finding.grade == "unsure" or id(finding) in folded
     ]
 
 
@@ -92,8 +87,8 @@ class _Story:
     """A root, and where the flow leads from it: each swept when it is first asked for."""
 
     def __init__(self, root: _Event, flow: Flow) -> None:
-        self.root = root
-        self._flow = flow
+        self.root, self._flow = root, flow
+        self.folded = list[Finding]()  # what it explains, in causal order
         self._layer = root.violation.layer
 
     @cached_property
