@@ -190,7 +190,7 @@ def _trained(runs: Runs, *, differentiates_last: bool = True) -> Generator[Any]:
                     loss = runs.loss_of(output, runs.whole.target)
                     if loss is None or not loss.requires_grad:
                         raise ValueError("the loss has no gradient")
-                    adam.zero_grad()
+                    nn.Module.zero_grad(runs.model)  # a model's own may do more
                     leaves = graph_leaves([loss.grad_fn])
                     with Leaves([leaf for leaf in leaves if id(leaf) not in learns]) as others:
                         others.set_aside()
@@ -211,11 +211,6 @@ class _Adam:
         self._parameters = parameters
         self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in map(_real, parameters)]
         self._steps = 0
-
-    def zero_grad(self) -> None:
-        """Take the gradients off."""
-        for parameter in self._parameters:
-            parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
