@@ -7,7 +7,6 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,13 +26,6 @@ from pytest_modelhealth.snapshot.file_format import (
     of_another,
 )
 from pytest_modelhealth.snapshot.snapshot import of_report
-
-KEPT: ContextVar[frozenset[str]] = ContextVar("KEPT", default=frozenset())
-"""The folders whose snapshots stay, by name, as not all tests of their file ran; ``"*"`` is all.
-
-syrupy deletes what no test used, and a test that failed early, was only collected, or never ran
-because of Ctrl-C, ``-x`` or a skipped module, used nothing.
-"""
 
 
 class HealthSnapshotExtension(SingleFileSnapshotExtension):
@@ -131,13 +123,6 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
-    def delete_snapshots(self, *, snapshot_location: str, snapshot_names: set[str]) -> None:
-        """Delete a file that no test used, unless some test may not have come to it."""
-        if KEPT.get().isdisjoint(("*", Path(snapshot_location).parent.name)):
-            super().delete_snapshots(
-                snapshot_location=snapshot_location, snapshot_names=snapshot_names
-            )
-
     @classmethod
     def matches_test_location(
         cls, *, test_location: PyTestLocation, snapshot_location: str
@@ -158,14 +143,6 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
 
 def _read(path: str | Path) -> str:
     return Path(path).read_text(encoding="utf-8", errors="replace")
-
-
-class Extensions(dict[str, Any]):
-    """By which extension syrupy deletes a file; one that no test read would be deleted by none."""
-
-    def get(self, location: str, default: Any = None) -> Any:  # noqa: D102
-        is_ours = location.endswith(f".{HealthSnapshotExtension.file_extension}")
-        return super().get(location) or (HealthSnapshotExtension() if is_ours else default)
 
 
 class HealthSnapshot(SnapshotAssertion):
