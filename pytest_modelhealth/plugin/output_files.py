@@ -73,6 +73,8 @@ class OutputFile:
         if path is None:
             return
         try:
+            if run.is_lost:
+                raise OSError("all results are lost, and what is there stays")
             with _replacing(path) as file:
                 self.write(run, file, config)
         except OSError as error:  # a full disk costs the file, not the result of the run

@@ -146,6 +146,7 @@ def comparison(names: list[str], culprit: str, seed: int = 0) -> dict[str, Any]:
     return made.comparison(
         *layers,
         culprit=culprit,
+        violations=[made.finding("comparison", culprit)] * after,
         place="tests/test_models.py:31",
         model="Encoder",
         candidate="FastEncoder",
@@ -167,6 +168,7 @@ def drift(names: list[str], culprit: str) -> dict[str, Any]:
         "snapshot": "tests/__snapshots__/test_models/test_no_drift.health",
         "tensors": len(names),
         "story": f"{culprit} computes something else",
+        "violations": [made.finding("drift", culprit)],
         "drifts": [
             {
                 "layer": culprit,
