@@ -93,9 +93,13 @@ def pytest_runtest_makereport(
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was recorded and what had drifted, file by file."""
     written = left_on_reports(terminalreporter, "modelhealth_snapshots")
-    lines = [f"{one['file']}: {one['change']}" for one in sorted(written, key=lambda o: o["file"])]
-    for line in lines:
-        terminalreporter.write_line(f"modelhealth: snapshot {line}")
+    if not written:
+        return
+    from pytest_modelhealth.rendering.notation import printable
+
+    for one in sorted(written, key=lambda one: one["file"]):
+        text = f"modelhealth: snapshot {one['file']}: {one['change']}"
+        terminalreporter.write_line(printable(text))
 
 
 _UPDATES = ("update_snapshots", "update_new_snapshots_only")
