@@ -135,9 +135,7 @@ def load(text: str) -> Snapshot:
     """
     lines = text.rstrip("\n").split("\n")
     _check_version(lines[0])
-    for row, line in enumerate(lines):
-        if not line.isprintable():  # which is quoted where it is meant, and could steer a terminal
-            raise _expected("printable text", line, row)
+    _check_letters(lines)
     header: dict[str, str] = {}
     for row, key in enumerate(_HEADER, start=1):
         line = lines[row] if row < len(lines) else ""
@@ -204,6 +202,12 @@ def _check_version(line: str) -> None:
             f"pytest-modelhealth {__version__} reads format {VERSION}"
         )
         raise SnapshotFormatError(message, 1, is_future=True)
+
+
+def _check_letters(lines: Iterable[str]) -> None:
+    for row, line in enumerate(lines):
+        if not line.isprintable():  # it could steer a terminal; where it is meant, it is quoted
+            raise _expected("printable text", line, row)
 
 
 def _layer(
