@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_modelhealth.drafts import new_name, sweep
 from pytest_modelhealth.plugin import RESULTS
 from pytest_modelhealth.plugin.inspections import INSPECTOR, headline
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
@@ -38,7 +39,12 @@ _MADE = pytest.StashKey[list[_Made]]()
 def record(config: pytest.Config) -> None:
     """Record in this process: the one that reports, or a worker of xdist."""
     worker = getattr(config, "workerinput", None)
-    folder = Path(tempfile.mkdtemp(prefix="modelhealth-") if worker is None else worker[RESULTS])
+    if worker is None:
+        sweep(place := Path(tempfile.gettempdir()))
+        folder = place / new_name()
+        folder.mkdir(mode=0o700)
+    else:
+        folder = Path(worker[RESULTS])
     config.pluginmanager.register(_Recorder(folder), "modelhealth.recorder")
     if worker is None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

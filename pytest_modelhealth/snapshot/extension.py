@@ -6,7 +6,6 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,6 +14,7 @@ from syrupy.data import SnapshotCollection
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from syrupy.location import PyTestLocation
 
+from pytest_modelhealth.drafts import replacing
 from pytest_modelhealth.errors import ModelHealthError, ModelHealthWarning
 from pytest_modelhealth.report import HealthReport, Verdict
 from pytest_modelhealth.snapshot.drift import DriftReport, Outcome, SnapshotCheck, detect_drift
@@ -114,14 +114,8 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         path = Path(snapshot_collection.location)
         data: Any = snapshot.data
         text = merge(_read(path), data, os.path.relpath(path)) if path.exists() else dump(data)
-        # syrupy leaves files with this suffix alone.
-        draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
+        with replacing(path, "utf-8") as file:
+            file.write(text)
 
     @classmethod
     def matches_test_location(

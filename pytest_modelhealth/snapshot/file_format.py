@@ -146,18 +146,7 @@ def load(text: str) -> Snapshot:
         message = f"the file is truncated: {_END!r} should be its last line"
         raise SnapshotFormatError(message, len(lines))
     noises: dict[TensorName, dict[str, float]] = {}
-    try:
-        measured, _, exponent = header["noise"].partition("measured, epsilon ")
-        epsilon = 0.0 if exponent == "0" else math.ldexp(1.0, int(exponent.removeprefix("2^")))
-        value, _, times = header["loss"].partition(" ~")
-        loss = None if value == "none" else float(value)
-        if times:
-            noises[LOSS] = {"value": _noise(times)}
-        if epsilon > 1:
-            raise ValueError(exponent)
-    except (ValueError, OverflowError):
-        found = f"{header['noise']}; {header['loss']}"
-        raise _expected("'noise: measured, epsilon 2^-23' and 'loss: 0.25'", found, 5) from None
+    measured, epsilon, loss = _numbers(header, noises)
     layers: dict[str, LayerRecord] = {}
     for row, line in enumerate(lines[:-1]):
         if row <= len(_HEADER) or not line or line.startswith(("#", _WARNING)):
@@ -173,7 +162,7 @@ def load(text: str) -> Snapshot:
         header["test"],
         header["profile"],
         header["recorded"],
-        not measured,
+        measured,
         epsilon,
         Observation(layers, header["model"], loss=loss),
         noises,
@@ -202,6 +191,25 @@ def _check_version(line: str) -> None:
             f"pytest-modelhealth {__version__} reads format {VERSION}"
         )
         raise SnapshotFormatError(message, 1, is_future=True)
+
+
+def _numbers(
+    header: Mapping[str, str], noises: dict[TensorName, dict[str, float]]
+) -> tuple[bool, float, float | None]:
+    """Return whether noise was measured, the epsilon, and the loss, whose noise it takes down."""
+    try:
+        unmeasured, _, exponent = header["noise"].partition("measured, epsilon ")
+        epsilon = 0.0 if exponent == "0" else math.ldexp(1.0, int(exponent.removeprefix("2^")))
+        value, _, times = header["loss"].partition(" ~")
+        loss = None if value == "none" else float(value)
+        if times:
+            noises[LOSS] = {"value": _noise(times)}
+        if epsilon > 1:
+            raise ValueError(exponent)
+    except (ValueError, OverflowError):
+        found = f"{header['noise']}; {header['loss']}"
+        raise _expected("'noise: measured, epsilon 2^-23' and 'loss: 0.25'", found, 5) from None
+    return not unmeasured, epsilon, loss
 
 
 def _check_letters(lines: Iterable[str]) -> None:

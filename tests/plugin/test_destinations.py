@@ -451,7 +451,7 @@ def test_what_a_test_destroys_is_named(
 
         def test_deletes(inspector):
             run(inspector)
-            for folder in pathlib.Path(tempfile.gettempdir()).glob("modelhealth-*"):
+            for folder in pathlib.Path(tempfile.gettempdir()).glob(".modelhealth-*"):
                 shutil.rmtree(folder)
 
         def test_dies(inspector):
@@ -472,4 +472,4 @@ def test_what_a_test_destroys_is_named(
     assert dead == "test_it.py::test_dies ended its process: what it inspected is lost"
     assert deleted.startswith("test_it.py::test_before is missing: ")
     result.stdout.fnmatch_lines([f"modelhealth: {dead}", f"modelhealth: {deleted}"])
-    assert not list(tmp_path.glob("modelhealth-*"))
+    assert not list(tmp_path.glob(".modelhealth-*"))

@@ -165,7 +165,7 @@ def test_lost_results_replace_no_file(
             inspector(nets.healthy()).run_inspection(nets.BATCH)
 
         def test_deletes():
-            for folder in pathlib.Path(tempfile.gettempdir()).glob("modelhealth-*"):
+            for folder in pathlib.Path(tempfile.gettempdir()).glob(".modelhealth-*"):
                 shutil.rmtree(folder)
         """
     )

@@ -58,7 +58,7 @@ def test_what_nobody_asked_for_is_neither_loaded_nor_written(
     result.assert_outcomes(passed=1)
     said = [line for line in result.outlines if "modelhealth" in line]
     assert [line for line in said if not line.startswith("plugins:")] == []
-    assert not list(tmp_path.glob("modelhealth-*"))
+    assert not list(tmp_path.glob(".modelhealth-*"))
 
 
 def test_an_unused_plugin_says_nothing(pytester: pytest.Pytester) -> None:

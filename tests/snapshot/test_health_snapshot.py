@@ -485,22 +485,29 @@ def assert_kept(result: pytest.RunResult) -> None:
 
 
 OBSTACLES = """
+from pathlib import Path
 from model import *
 
 def denied(path, *_, **__):
     raise PermissionError(13, "Permission denied", str(path))
 
-def read_only(path, *_, **__):
-    raise OSError(30, "Read-only file system", str(path))
+OPEN = Path.open
 
-def full(path, text, **_):
-    path.write_bytes(text[:99].encode())
-    raise OSError(28, "No space left on device", str(path))
+def read_only(path, mode="r", *args, **options):
+    if mode == "x":
+        raise OSError(30, "Read-only file system", str(path))
+    return OPEN(path, mode, *args, **options)
+
+def full(path, mode="r", *args, **options):
+    if mode == "x":
+        path.write_bytes(b"modelhealth")
+        raise OSError(28, "No space left on device", str(path))
+    return OPEN(path, mode, *args, **options)
 
 KINDS = {
     "read_only_folder": {"mkdir": denied},
-    "read_only_file_system": {"write_text": read_only, "unlink": read_only},
-    "full_disk": {"write_text": full},
+    "read_only_file_system": {"open": read_only, "unlink": denied},
+    "full_disk": {"open": full},
     "locked_file": {"replace": denied},
 }
 
