@@ -11,8 +11,8 @@ from pathlib import Path
 import nox
 
 nox.options.sessions = ["tests"]
-# The name pytest-modelhealth on the package index is not ours until it is published there, and could be
-# anybody's: install from the project's repository, at a tag. OWNER is the one line to fill in.
+# The name pytest-modelhealth on the package index is not ours until it is published there, and
+# could be anybody's: install from the project's repository, at a tag. OWNER is to be filled in.
 MODELHEALTH = "pytest-modelhealth @ git+https://github.com/OWNER/pytest-modelhealth@v0.1.0"
 CPU = {"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org/whl/cpu"}  # torch without 2 GB of CUDA
 

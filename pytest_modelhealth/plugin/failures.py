@@ -45,7 +45,7 @@ def pytest_before_report(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
         _hide_frames_between(call.excinfo)
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:

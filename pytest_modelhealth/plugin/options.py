@@ -262,12 +262,6 @@ SETTINGS_MARKER = "modelhealth"
 WAIVER_MARKER = "modelhealth_waive"
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have a test whose markers are wrong end here; the others of its file run."""
-    if any(item.get_closest_marker(name) for name in (SETTINGS_MARKER, WAIVER_MARKER)):
-        require_settings(item)
-
-
 def require_settings(item: pytest.Item) -> Settings:
     """Return what `settings_for` does, or fail the test with the text of its error alone."""
     try:

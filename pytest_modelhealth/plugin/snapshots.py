@@ -76,20 +76,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         return (yield)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what was recorded on the test's report, as text that crosses from xdist's workers."""
-    report = yield
-    if call.when == "call":
-        checks = item.stash.get(SNAPSHOT_CHECKS, [])
-        written = [{"file": c.file, "change": c.change} for c, *_ in checks if c.change]
-        if written:
-            report.modelhealth_snapshots = written  # type: ignore[attr-defined]
-    return report
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was recorded and what had drifted, file by file."""
     written = left_on_reports(terminalreporter, "modelhealth_snapshots")
@@ -100,22 +86,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for one in sorted(written, key=lambda one: one["file"]):
         text = f"modelhealth: snapshot {one['file']}: {one['change']}"
         terminalreporter.write_line(printable(text))
-
-
-_UPDATES = ("update_snapshots", "update_new_snapshots_only")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Let the inspectors of a test that records a snapshot measure the noise of what they see."""
-    option = item.config.option
-    updates = any(getattr(option, name, False) for name in _UPDATES)
-    if not updates or "health_snapshot" not in getattr(item, "fixturenames", ()):
-        return (yield)
-    from pytest_modelhealth.tolerance import RECORDING
-
-    token = RECORDING.set(True)
-    try:
-        return (yield)
-    finally:
-        RECORDING.reset(token)
