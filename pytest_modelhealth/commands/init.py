@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import pkgutil
 import re
 import sys
 import typing
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +153,11 @@ def _from_source(module: str, path: str) -> Any:
     places = [str(Path.cwd()), *sys.path]
     origin = None
     for name in module.split("."):
-        spec = PathFinder.find_spec(name, places)
-        if spec is None:
+        finders = filter(None, map(pkgutil.get_importer, places))
+        specs = [spec for finder in finders if (spec := finder.find_spec(name)) is not None]
+        if not specs:
             return None
+        spec = next((one for one in specs if one.loader is not None), specs[0])
         origin, places = spec.origin, [*(spec.submodule_search_locations or ())]
     try:
         tree = ast.parse(Path(origin or "").read_bytes())
