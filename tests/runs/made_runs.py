@@ -168,7 +168,6 @@ def drift(names: list[str], culprit: str) -> dict[str, Any]:
         "snapshot": "tests/__snapshots__/test_models/test_no_drift.health",
         "tensors": len(names),
         "story": f"{culprit} computes something else",
-        "violations": [made.finding("drift", culprit)],
         "drifts": [
             {
                 "layer": culprit,
