@@ -78,11 +78,11 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def _register(pluginmanager: pytest.PytestPluginManager, part: str) -> None:
+    if pluginmanager.has_plugin(_name(part)):
+        return
     module, _, own = part.partition(":")
     plugin: Any = importlib.import_module(f"{__name__}.{module}")
-    plugin = plugin.PLUGINS[own] if own else plugin
-    if not pluginmanager.is_registered(plugin):
-        pluginmanager.register(plugin, _name(part))
+    pluginmanager.register(plugin.PLUGINS[own] if own else plugin, _name(part))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
