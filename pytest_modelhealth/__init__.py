@@ -9,38 +9,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.capture import Inputs
-    from pytest_modelhealth.checks import Check
-    from pytest_modelhealth.comparing import compare
-    from pytest_modelhealth.comparison.comparison import Comparison
-    from pytest_modelhealth.errors import (
-        InspectionError,
-        LayerNotFoundError,
-        ModelHealthError,
-        ModelHealthWarning,
-        SettingsError,
-        UnknownNameError,
-    )
-    from pytest_modelhealth.inspector import Inspector
-    from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite, modelhealth_suite
-    from pytest_modelhealth.removal.result import RemovableUnits
-    from pytest_modelhealth.report import (
-        Finding,
-        HealthReport,
-        Inconclusive,
-        LayerRecord,
-        ModelSummary,
-        Observation,
-        Status,
-        Verdict,
-        Violation,
-    )
-    from pytest_modelhealth.report.parts import RemovableLayer
-    from pytest_modelhealth.settings import Setting, Settings
-    from pytest_modelhealth.statistics import TensorStatistics
-    from pytest_modelhealth.training.monitoring.history import History
-    from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
-    from pytest_modelhealth.training.monitoring.row import StepRow
+    from pytest_modelhealth.capture import Inputs as Inputs
+    from pytest_modelhealth.checks import Check as Check
+    from pytest_modelhealth.comparing import compare as compare
+    from pytest_modelhealth.comparison.comparison import Comparison as Comparison
+    from pytest_modelhealth.errors import InspectionError as InspectionError
+    from pytest_modelhealth.errors import LayerNotFoundError as LayerNotFoundError
+    from pytest_modelhealth.errors import ModelHealthError as ModelHealthError
+    from pytest_modelhealth.errors import ModelHealthWarning as ModelHealthWarning
+    from pytest_modelhealth.errors import SettingsError as SettingsError
+    from pytest_modelhealth.errors import UnknownNameError as UnknownNameError
+    from pytest_modelhealth.inspector import Inspector as Inspector
+    from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite as ModelHealthSuite
+    from pytest_modelhealth.plugin.suite.suite import modelhealth_suite as modelhealth_suite
+    from pytest_modelhealth.removal.result import RemovableUnits as RemovableUnits
+    from pytest_modelhealth.report import Finding as Finding
+    from pytest_modelhealth.report import HealthReport as HealthReport
+    from pytest_modelhealth.report import Inconclusive as Inconclusive
+    from pytest_modelhealth.report import LayerRecord as LayerRecord
+    from pytest_modelhealth.report import ModelSummary as ModelSummary
+    from pytest_modelhealth.report import Observation as Observation
+    from pytest_modelhealth.report import Status as Status
+    from pytest_modelhealth.report import Verdict as Verdict
+    from pytest_modelhealth.report import Violation as Violation
+    from pytest_modelhealth.report.parts import RemovableLayer as RemovableLayer
+    from pytest_modelhealth.settings import Setting as Setting
+    from pytest_modelhealth.settings import Settings as Settings
+    from pytest_modelhealth.statistics import TensorStatistics as TensorStatistics
+    from pytest_modelhealth.training.monitoring.history import History as History
+    from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor as TrainingMonitor
+    from pytest_modelhealth.training.monitoring.row import StepRow as StepRow
 
 __version__ = "0.1.0"
 
@@ -77,38 +75,7 @@ _HOMES = {
     "modelhealth_suite": "plugin.suite.suite",
 }
 
-__all__ = [
-    "Check",
-    "Comparison",
-    "Finding",
-    "HealthReport",
-    "History",
-    "Inconclusive",
-    "Inputs",
-    "InspectionError",
-    "Inspector",
-    "LayerNotFoundError",
-    "LayerRecord",
-    "ModelHealthError",
-    "ModelHealthSuite",
-    "ModelHealthWarning",
-    "ModelSummary",
-    "Observation",
-    "RemovableLayer",
-    "RemovableUnits",
-    "Setting",
-    "Settings",
-    "SettingsError",
-    "Status",
-    "StepRow",
-    "TensorStatistics",
-    "TrainingMonitor",
-    "UnknownNameError",
-    "Verdict",
-    "Violation",
-    "compare",
-    "modelhealth_suite",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

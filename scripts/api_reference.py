@@ -51,8 +51,12 @@ def page() -> str:
     )
     package = loader.load(PACKAGE)
     loader.resolve_aliases()
-    names = sorted(str(name).strip("'\"") for name in package.exports or ())
-    return INTRODUCTION + "\n".join(_entry(package[name].final_target) for name in names)
+    public = {
+        name: one.final_target
+        for name, one in package.members.items()
+        if one.is_alias and one.target_path.startswith(f"{PACKAGE}.")
+    }
+    return INTRODUCTION + "\n".join(_entry(public[name]) for name in sorted(public))
 
 
 def _entry(found: Object) -> str:

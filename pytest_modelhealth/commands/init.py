@@ -1,15 +1,19 @@
 """Write a test file for a model: python -m pytest_modelhealth init package.module:Model
 
-The model is a class, or a function that makes one. It is imported and nothing of it runs: the file
-holds what the signatures say, and one place to fill in, the batch. A file that exists is never
+The model is a class, or a function that makes one. Nothing of it runs: the file holds what the
+signatures say, and one place to fill in, the batch. A class that says all in its source is read
+there, in a second; else its module is imported. A file that exists is never
 written over. Exit status: 0 where the file was written, 2 where it could not be.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
+import pkgutil
 import re
+import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -63,11 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
         InspectionError: it cannot be written, or the name is no model.
         SettingsError: the name cannot be imported.
     """
-    todo, named = wing("plugin.suite.making:TODO"), wing("plugin.suite.making:named")
+    todo = wing("plugin.suite.suite:TODO")
     module, colon, path = arguments.model.partition(":")
     if module.endswith(".py"):
         module = module.removesuffix(".py").removeprefix("./").replace("/", ".")
-    text = _template(named(f"{module}{colon}{path}", Path.cwd()), module, path)
+    thing = _from_source(module, path)
+    if thing is not None:
+        text = _suite(thing, thing, module, path)
+    else:
+        thing = wing("plugin.suite.making:named")(f"{module}{colon}{path}", Path.cwd())
+        text = _template(thing, module, path)
     file: Path | None = arguments.output
     if file is None:
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path.rpartition(".")[2]).lower()
@@ -80,12 +89,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _template(thing: Any, module: str, path: str) -> str:
-    """Return the text of the test file."""
-    making = wing("plugin.suite.making")
+    """Return the text of the test file of what was imported."""
     is_pretrained = wing("plugin.suite.transformers_models:is_pretrained")
     if is_pretrained(thing) and path.isidentifier():
         return _ALONE.format(path=path, module=module)
-    model_class = _model_class(thing, f"{module}:{path}")
+    return _suite(thing, _model_class(thing, f"{module}:{path}"), module, path)
+
+
+def _suite(thing: Any, model_class: Any, module: str, path: str) -> str:
+    """Return the text by the signatures of what makes the model, and of its class."""
+    making = wing("plugin.suite.suite")
     forward = making.parameters_of(getattr(model_class, "forward", None))[1:]
     needed = [p for p in forward if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     needed = [p for p in needed if p.kind is not p.VAR_KEYWORD] or forward[:1]
@@ -124,6 +137,71 @@ def _template(thing: Any, module: str, path: str) -> str:
         todo=making.TODO,
     )
     return head + "".join(f"        {line}\n" for line in lines)
+
+
+class _Source(str):
+    """What stands in the source for a default or an annotation, which nothing evaluates."""
+
+    __repr__ = str.__str__
+
+
+def _from_source(module: str, path: str) -> Any:
+    """Return a stand-in for a class of torch, with its signatures; ``None`` if its source lacks it.
+
+    Neither its module nor torch is imported, which alone takes seconds.
+    """
+    places = [str(Path.cwd()), *sys.path]
+    origin = None
+    for name in module.split("."):
+        finders = filter(None, map(pkgutil.get_importer, places))
+        specs = [spec for finder in finders if (spec := finder.find_spec(name)) is not None]
+        if not specs:
+            return None
+        spec = next((one for one in specs if one.loader is not None), specs[0])
+        origin, places = spec.origin, [*(spec.submodule_search_locations or ())]
+    try:
+        tree = ast.parse(Path(origin or "").read_bytes())
+    except (OSError, SyntaxError, ValueError):  # compiled, a package without a file, another text
+        return None
+    bound = [one for one in tree.body if path in _binds(one)]
+    if len(bound) != 1 or not isinstance(made := bound[0], ast.ClassDef) or made.decorator_list:
+        return None
+    is_torch = any(re.search(r"(^|\.)nn\.Module$|^Module$", ast.unparse(b)) for b in made.bases)
+    own = {one.name: one for one in made.body if isinstance(one, ast.FunctionDef)}
+    methods = [own[name] for name in ("__init__", "forward") if name in own]
+    if not is_torch or len(methods) < 2 or any(one.decorator_list for one in methods):
+        return None
+    return type(path, (), {one.name: _stub(one) for one in methods})
+
+
+def _binds(statement: ast.stmt) -> set[str | None]:
+    """Return the names that a statement of a module may bind, those inside of it included."""
+    inside = [*ast.walk(statement)] if not isinstance(statement, ast.ClassDef) else [statement]
+    named = {getattr(one, "name", None) or getattr(one, "asname", None) for one in inside}
+    return named | {
+        one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
+
+
+def _stub(method: ast.FunctionDef) -> Any:
+    """Return a function of the same signature, whose values are pieces of source."""
+
+    def quoted(node: ast.expr | None) -> Any:
+        if node is None or isinstance(node, ast.Constant):
+            return node
+        source = ast.Call(ast.Name("_Source", ast.Load()), [ast.Constant(ast.unparse(node))], [])
+        return ast.copy_location(source, node)
+
+    arguments = method.args
+    for one in (node for node in ast.walk(arguments) if isinstance(node, ast.arg)):
+        one.annotation = quoted(one.annotation)
+    arguments.defaults = [*map(quoted, arguments.defaults)]
+    arguments.kw_defaults = [*map(quoted, arguments.kw_defaults)]
+    method.body, method.returns = [ast.Pass()], None
+    tree = ast.fix_missing_locations(ast.Module([method], []))
+    values: dict[str, Any] = {"_Source": _Source}
+    exec(compile(tree, "<signature>", "exec", dont_inherit=True), values)
+    return values[method.name]
 
 
 def _model_class(thing: Any, spelled: str) -> Any:

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-_ALWAYS = (
-    "attaching",
-    "attachments.terminal",
-    "failures",
-    "inspections",
-    "options",
-    "ranks",
-    "snapshots",
-    "suites",
-)
+_ALWAYS = ("inspections", "options", "ranks", "snapshots", "suites")
+_OF_TESTS = ("attachments.terminal", "failures", "attaching")
+_FIXTURES = frozenset({"health_snapshot", "inspector", "modelhealth_case", "rank"})
 
 _OPTIONS: dict[str, tuple[str, str, str]] = {
     "--modelhealth-artifacts": (
@@ -84,11 +78,27 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def _register(pluginmanager: pytest.PytestPluginManager, part: str) -> None:
+    if pluginmanager.has_plugin(_name(part)):
+        return
     module, _, own = part.partition(":")
     plugin: Any = importlib.import_module(f"{__name__}.{module}")
-    plugin = plugin.PLUGINS[own] if own else plugin
-    if not pluginmanager.is_registered(plugin):
-        pluginmanager.register(plugin, _name(part))
+    pluginmanager.register(plugin.PLUGINS[own] if own else plugin, _name(part))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Register what looks at each test, if one of them asks for a fixture of ours."""
+    names = (getattr(item, "fixturenames", ()) for item in session.items)
+    look_at_tests(session.config, is_used=not all(map(_FIXTURES.isdisjoint, names)))
+
+
+def look_at_tests(config: pytest.Config, *, is_used: bool = False) -> None:
+    """Register what looks at each test, once a fixture or a report of ours may be there.
+
+    Thousands of tests without a model would pay for it.
+    """
+    if is_used or "pytest_modelhealth.report" in sys.modules:
+        for part in _OF_TESTS:
+            _register(config.pluginmanager, part)
 
 
 def _name(part: str) -> str:

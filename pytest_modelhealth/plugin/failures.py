@@ -45,7 +45,7 @@ def pytest_before_report(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
         _hide_frames_between(call.excinfo)
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -57,12 +57,15 @@ def pytest_runtest_makereport(
     if call.excinfo is None:
         return report
     error = call.excinfo.value
-    if unasked is not None and error is unasked.error and not _shows_all(item):
+    is_unasked = unasked is not None and error is unasked.error
+    if unasked is not None and is_unasked and not _shows_all(item):
         report.longrepr = _representation(unasked, item)
-    elif isinstance(error, ModelHealthError):
-        crash = getattr(report.longrepr, "reprcrash", None)
-        if crash is not None:
-            crash.message = headline(error)  # for the short summary, whole on CI, and JUnit
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and (is_unasked or isinstance(error, ModelHealthError)):
+        crash.message = headline(error)  # for the short summary, whole on CI, and JUnit
+        if item.config.getoption("tbstyle", "auto") == "line":  # this one
+            nothing = ReprTraceback([], None, style="long")
+            report.longrepr = ExceptionChainRepr([(nothing, crash, None)])
     return report
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Never, TypeGuard
@@ -21,6 +21,7 @@ from pytest_modelhealth.errors import (
     public_names,
     suggest,
 )
+from pytest_modelhealth.plugin import look_at_tests
 from pytest_modelhealth.plugin.options import require_settings
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = __name__.partition(".")[0]
 _NOTED = 3
+_ASIS = nullcontext()
 
 
 class MadeResult(NamedTuple):
@@ -214,8 +216,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     Then warn of what only warns, and of waivers that waived nothing. An exception of the body
     passes through the `yield`.
     """
-    with _checked_by_example(item.stash.get(INSPECTOR, None), item):
-        result = yield
+    fixture = item.stash.get(INSPECTOR, None)
+    try:
+        with _ASIS if fixture is None else _checked_by_example(fixture, item):
+            result = yield
+    finally:
+        look_at_tests(item.config)  # its body may have been the first to use something of ours
     fixture = item.stash.get(INSPECTOR, None)
     if fixture is None:
         return result
@@ -230,20 +236,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
             f"layers if it was meant to match (its reason: {waiver.reason})",
         )
     return result
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what was warned of on the test's report, as text that crosses from xdist's workers."""
-    made = yield
-    fixture = item.stash.get(INSPECTOR, None)
-    if call.when == "call" and fixture is not None:
-        warned = [one for report in fixture.reports for one in report._warnings().items()]
-        rows = [[*one, item.nodeid] for one in warned]
-        made.modelhealth_warnings = rows  # type: ignore[attr-defined]
-    return made
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -281,7 +273,7 @@ def _unused_waivers(fixture: InspectorFixture) -> list[Waiver]:
 
 
 @contextmanager
-def _checked_by_example(fixture: InspectorFixture | None, item: pytest.Item) -> Iterator[None]:
+def _checked_by_example(fixture: InspectorFixture, item: pytest.Item) -> Iterator[None]:
     """Have each example of a ``@given`` test end with the check of its reports, so that it shrinks.
 
     Hypothesis runs the body once an example. What is found only after the last of them it never
@@ -291,7 +283,7 @@ def _checked_by_example(fixture: InspectorFixture | None, item: pytest.Item) -> 
     # Where hypothesis lets other plugins replace the body; it is never imported for this.
     handle: Any = getattr(getattr(item, "obj", None), "hypothesis", None)
     is_run = "hypothesis" in sys.modules and hasattr(handle, "inner_test")
-    if fixture is None or not is_run:
+    if not is_run:
         yield
         return
     body, made = handle.inner_test, fixture._inspections

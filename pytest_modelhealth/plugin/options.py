@@ -7,6 +7,8 @@ project's own check. A suite that does not use the plugin then loads no check at
 
 from __future__ import annotations
 
+import re
+from argparse import ArgumentError
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,8 +56,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, Any, Any]:
-    """Declare every setting as soon as each conftest.py that can give own checks is loaded."""
-    result = yield
+    """Declare every setting as soon as each conftest.py that can give own checks is loaded.
+
+    Raises:
+        pytest.UsageError: a conftest.py declares an option that is one of ours.
+    """
+    try:
+        result = yield
+    except (ValueError, ArgumentError) as error:
+        taken = re.search(r"--modelhealth[\w-]*", str(error))
+        if taken is None:
+            raise
+        entries = pytest.ExceptionInfo.from_exception(error).traceback
+        at = [one for one in entries if one.name == "pytest_addoption"][-1:]
+        where = "".join(f"{one.path}:{one.lineno + 1}: " for one in at)
+        raise pytest.UsageError(
+            f"{where}{taken[0]} is an option of pytest-modelhealth already: give this one another "
+            "name, or switch the plugin off with -p no:modelhealth"
+        ) from None
     if _is_asked_for(early_config, args):
         settings = settings_with_own_checks(early_config)
         for name, setting in _declared(settings).items():
@@ -242,12 +260,6 @@ def pytest_pycollect_makemodule(
 
 SETTINGS_MARKER = "modelhealth"
 WAIVER_MARKER = "modelhealth_waive"
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have a test whose markers are wrong end here; the others of its file run."""
-    if any(item.get_closest_marker(name) for name in (SETTINGS_MARKER, WAIVER_MARKER)):
-        require_settings(item)
 
 
 def require_settings(item: pytest.Item) -> Settings:

@@ -8,13 +8,14 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
+from pytest_modelhealth.drafts import replacing, sweep
 from pytest_modelhealth.errors import ModelHealthWarning
 from pytest_modelhealth.plugin.options import require_wing
 
@@ -73,7 +74,10 @@ class OutputFile:
         if path is None:
             return
         try:
-            with _replacing(path) as file:
+            if run.is_lost:
+                raise OSError("all results are lost, and what is there stays")
+            is_special = _is_special(path)
+            with path.open("w", encoding="ascii") if is_special else replacing(path) as file:
                 self.write(run, file, config)
         except OSError as error:  # a full disk costs the file, not the result of the run
             line = f"{self.what} could not be written to {path}: {error.strerror or error}"
@@ -102,28 +106,8 @@ def _prepared(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    with tempfile.NamedTemporaryFile(dir=path.parent):
+    with tempfile.TemporaryFile(dir=path.parent):
         return path
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
-    """Open a file that takes the place of `path` once all of it is written, and never in part.
-
-    Devices and pipes are written to as they are.
-    """
-    if _is_special(path):
-        with path.open("w", encoding="ascii") as file:
-            yield file
-        return
-    temporary = path.with_name(f".modelhealth-{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    try:
-        with temporary.open("x", encoding="ascii") as file:
-            yield file
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _is_special(path: Path) -> bool:
@@ -147,6 +131,7 @@ def writable(config: pytest.Config, option: str, given: str) -> Path:
         return directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        sweep(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:

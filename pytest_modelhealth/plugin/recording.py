@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_modelhealth.drafts import new_name, sweep
 from pytest_modelhealth.plugin import RESULTS
 from pytest_modelhealth.plugin.inspections import INSPECTOR, headline
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
@@ -29,6 +30,7 @@ from pytest_modelhealth.wings import wing
 if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run
 
+_WRONG_USE = pytest.ExitCode.USAGE_ERROR
 _MESSAGE = pytest.StashKey[str]()
 _Made = tuple[Any, Path, int]  # a result, and the line that made it
 _MADE = pytest.StashKey[list[_Made]]()
@@ -37,7 +39,12 @@ _MADE = pytest.StashKey[list[_Made]]()
 def record(config: pytest.Config) -> None:
     """Record in this process: the one that reports, or a worker of xdist."""
     worker = getattr(config, "workerinput", None)
-    folder = Path(tempfile.mkdtemp(prefix="modelhealth-") if worker is None else worker[RESULTS])
+    if worker is None:
+        sweep(place := Path(tempfile.gettempdir()))
+        folder = place / new_name()
+        folder.mkdir(mode=0o700)
+    else:
+        folder = Path(worker[RESULTS])
     config.pluginmanager.register(_Recorder(folder), "modelhealth.recorder")
     if worker is None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -135,7 +142,10 @@ class _Collector:
         self._outcomes: dict[str, tuple[str, float]] = {}
         self._failures: dict[str, dict[str, Any]] = {}
         self._ended: dict[str, Path | None] = {}
+        self._skipped: dict[str, str] = {}
         self._notes: list[str] = []
+        self._why = ""  # it ended early
+        self._is_handed_on = False
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -146,7 +156,7 @@ class _Collector:
             # xdist's own, of a test that took its worker along
             self._notes.append(f"{report.nodeid} ended its process: what it inspected is lost")
             self._outcomes[report.nodeid] = ("failed", 0.0)
-            self._note_failure(report)
+            self._note(report)
             return
         if report.when == "setup":
             self._outcomes[report.nodeid] = ("passed", 0.0)
@@ -158,7 +168,7 @@ class _Collector:
         if new != "passed" and outcome != "failed":  # a failing call outweighs its teardown
             outcome = new
         self._outcomes[report.nodeid] = (outcome, seconds)
-        self._note_failure(report)
+        self._note(report)
         written = getattr(report, "modelhealth_results", {})
         if "problem" in written:
             self._notes.append(f"{report.nodeid} could not be recorded: {written['problem']}")
@@ -167,13 +177,15 @@ class _Collector:
             self._ended[report.nodeid] = self._folder / written["file"]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Take notice of what could not be imported."""
+        """Take notice of what could not be imported, and of modules that are skipped."""
         if report.failed:
             self._outcomes[report.nodeid] = ("error", 0.0)
-            self._note_failure(report)
+        self._note(report)
 
-    def _note_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        """Keep what failed a test first, and where, whether or not it inspected a model."""
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Keep why a test was skipped, or what failed it first and where, model or none."""
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self._skipped[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
         if not report.failed or report.nodeid in self._failures:
             return
         crash = getattr(report.longrepr, "reprcrash", None)
@@ -192,6 +204,25 @@ class _Collector:
         }
         self._ended.setdefault(report.nodeid, None)
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Take notice of Ctrl-C, `pytest.exit` and what ends a run in the same way."""
+        self._why = f"{excinfo.typename} {excinfo.value}".strip()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(
+        self, session: pytest.Session, exitstatus: int
+    ) -> Generator[None, None, None]:
+        """Say that the run ended early; hand it on where pytest shows no summary."""
+        wrong = "pytest was called with what it cannot use" * (exitstatus == _WRONG_USE)
+        why = self._why or session.shouldfail or session.shouldstop or wrong
+        if why or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
+            count = f"{len(self._outcomes):,} of {session.testscollected:,} tests ran"
+            self._notes.append(f"the run ended early, {count}: {why or 'an internal error'}")
+        yield
+        terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and not self._is_handed_on:
+            self.pytest_terminal_summary(terminal, int(session.exitstatus), session.config)
+
     def pytest_terminal_summary(
         self,
         terminalreporter: pytest.TerminalReporter,
@@ -199,6 +230,7 @@ class _Collector:
         config: pytest.Config,
     ) -> None:
         """Hand the run to each destination; what one raises costs a line."""
+        self._is_handed_on = True
         run = self._run(int(exitstatus), identity(config))
         given = {"config": config, "run": run, "terminalreporter": terminalreporter}
         for note in self._notes:
@@ -216,14 +248,16 @@ class _Collector:
         from pytest_modelhealth import __version__
 
         ended: list[tuple[dict[str, Any], Path | None]] = []
+        lost = []
         for name, file in self._ended.items():
             outcome, seconds = self._outcomes[name]
             known = {"outcome": outcome, "seconds": seconds, "raised_at": "", "replay": ""}
             if file is not None and not file.is_file():
-                lost = f"during the run {self._folder} was deleted, where its results were"
-                self._notes.append(f"{name} is missing: {lost}")
+                lost.append(name)
             elif file is not None or name in self._failures:
                 ended.append((known | self._failures.get(name, {}), file))
+        where = f"during the run {self._folder} was deleted, where its results were"
+        self._notes += [f"{name} is missing: {where}" for name in lost]
         head = {
             "format": wing("runs.run:FORMAT"),
             "format_version": wing("runs.run:FORMAT_VERSION"),
@@ -237,9 +271,11 @@ class _Collector:
             "run": own,
             "exit_status": status,
             "ran": len(self._outcomes),
+            "skipped": self._skipped,
             "notes": self._notes,
         }
-        run: Run = wing("runs.run:Run")(head, _Tests(ended))
+        is_lost = bool(lost) and not ended
+        run: Run = wing("runs.run:Run")(head, _Tests(ended), is_lost)
         return run
 
 

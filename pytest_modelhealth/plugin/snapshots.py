@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,70 +57,32 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
-    """Keep the snapshots of tests that failed or never ran from being deleted as unused."""
-    if not getattr(session.config.option, "update_snapshots", False):
+    """Keep the snapshots of tests that failed or never ran from being taken for unused."""
+    config = session.config
+    if getattr(config, "_syrupy", None) is None:
         return (yield)
-    from pytest_modelhealth.snapshot.extension import KEPT, Extensions
+    from pytest_modelhealth.snapshot.unused import judged
 
-    syrupy: Any = getattr(session.config, "_syrupy", None)
-    if syrupy is not None:
-        syrupy._extensions = Extensions(syrupy._extensions)
-    terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
-    skipped = terminal.stats.get("skipped", ()) if terminal else ()
-    modules = {Path(one.nodeid).stem for one in skipped if isinstance(one, pytest.CollectReport)}
-    is_part = session.testsfailed or exitstatus or session.config.option.collectonly
-    token = KEPT.set(frozenset("*" if is_part else modules))
-    try:
+    option: Any = config.option
+    is_part = session.testsfailed or exitstatus or option.collectonly or getattr(option, "lf", 0)
+    terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
+    stats: dict[str, Any] = terminal.stats if terminal else {}
+    modules = [one for one in stats.get("skipped", ()) if isinstance(one, pytest.CollectReport)]
+    partial = {config.rootpath / one.nodeid for one in modules}
+    partial |= {item.path for item in stats.get("deselected", ())}
+    named = [one.partition("::") for one in config.args]
+    partial |= {config.invocation_params.dir / path for path, colons, _ in named if colons}
+    with judged(None if is_part or terminal is None else frozenset(partial)):
         return (yield)
-    finally:
-        KEPT.reset(token)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what was recorded on the test's report, as text that crosses from xdist's workers."""
-    report = yield
-    if call.when == "call":
-        checks = item.stash.get(SNAPSHOT_CHECKS, [])
-        written = [{"file": c.file, "change": c.change} for c, *_ in checks if c.change]
-        if written:
-            report.modelhealth_snapshots = written  # type: ignore[attr-defined]
-    return report
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was recorded and what had drifted, file by file."""
     written = left_on_reports(terminalreporter, "modelhealth_snapshots")
-    lines = [f"{one['file']}: {one['change']}" for one in sorted(written, key=lambda o: o["file"])]
-    found = getattr(getattr(config, "_syrupy", None), "report", None)
-    if found and getattr(config.option, "update_snapshots", False):
-        # syrupy, which says that it has deleted these, did not
-        unused = [one.location for one in found.unused if one.location.endswith(".health")]
-        why = "kept, not deleted: not all tests of its file ran and passed"
-        kept = filter(os.path.exists, unused)
-        lines += [f"{path}: {why}" for path in sorted(map(os.path.relpath, kept))]
-    for line in lines:
-        terminalreporter.write_line(f"modelhealth: snapshot {line}")
+    if not written:
+        return
+    from pytest_modelhealth.rendering.notation import printable
 
-
-_UPDATES = ("update_snapshots", "update_new_snapshots_only")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Let the inspectors of a test that records a snapshot measure the noise of what they see."""
-    option = item.config.option
-    updates = any(getattr(option, name, False) for name in _UPDATES)
-    if not updates or "health_snapshot" not in getattr(item, "fixturenames", ()):
-        return (yield)
-    from pytest_modelhealth.tolerance import RECORDING
-
-    token = RECORDING.set(True)
-    try:
-        return (yield)
-    finally:
-        RECORDING.reset(token)
+    for one in sorted(written, key=lambda one: one["file"]):
+        text = f"modelhealth: snapshot {one['file']}: {one['change']}"
+        terminalreporter.write_line(printable(text))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_modelhealth.errors import SettingsError
-from pytest_modelhealth.plugin.inspections import INSPECTOR
 from pytest_modelhealth.plugin.options import require_wing, session_settings
 
 if TYPE_CHECKING:
@@ -78,8 +77,10 @@ def pytest_pycollect_makeitem(
         pytest.Collector.CollectError: pytest prints its text alone.
     """
     made = yield
+    if "pytest_modelhealth.plugin.suite.suite" not in sys.modules:  # asked for every name
+        return made
     suite: Any = made.obj if isinstance(made, pytest.Class) else None
-    if _is_suite(suite) and suite.__test__:
+    if is_suite(suite) and suite.__test__:
         from pytest_modelhealth.plugin.suite.collecting import require_sound
 
         try:
@@ -87,12 +88,12 @@ def pytest_pycollect_makeitem(
         except SettingsError as error:
             raise collector.CollectError(str(error)) from None
     for item in made if isinstance(made, list) else []:
-        if isinstance(item, pytest.Function) and _is_suite(item.cls):
+        if isinstance(item, pytest.Function) and is_suite(item.cls):
             _mark(item)
     return made
 
 
-def _is_suite(cls: object) -> bool:
+def is_suite(cls: object) -> bool:
     """Whether a class is a suite; where the module was not imported, there is none."""
     module = sys.modules.get("pytest_modelhealth.plugin.suite.suite")
     base = getattr(module, "ModelHealthSuite", None)
@@ -122,7 +123,7 @@ def _mark(item: pytest.Function) -> None:
 @pytest.fixture(scope="class")
 def _modelhealth_suite(request: pytest.FixtureRequest) -> Case | None:
     """What the tests of a suite share."""
-    if not _is_suite(request.cls):
+    if not is_suite(request.cls):
         return None
     from pytest_modelhealth.plugin.suite.case import Case
 
@@ -144,16 +145,3 @@ def modelhealth_case(
 
     case.begin(request.node, inspector)
     return partial(case.judge, verdict_of(case.test))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Have a skipped test of a suite name the user's file."""
-    report = yield
-    is_ours = INSPECTOR in item.stash and isinstance(item, pytest.Function) and _is_suite(item.cls)
-    if is_ours and report.skipped and isinstance(report.longrepr, tuple):
-        path, line, _ = item.location
-        report.longrepr = (path, (line or 0) + 1, report.longrepr[2])
-    return report

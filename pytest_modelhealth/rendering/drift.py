@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_modelhealth.rendering.document import LINES, Document, Row
-from pytest_modelhealth.rendering.notation import Column, few
+from pytest_modelhealth.rendering.notation import Column, few, printable
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import DriftReport
 
@@ -36,4 +36,5 @@ def explain(report: DriftReport) -> list[str]:
         narrowest=((0, 20), (5, 20)),
         names=0,
     )
-    return document.text(width=None, lines=LINES - 1).split("\n")  # besides how to accept it
+    lines = document.text(width=None, lines=LINES - 1).split("\n")  # besides how to accept it
+    return [*map(printable, lines)]

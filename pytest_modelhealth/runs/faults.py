@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_modelhealth.runs.run import FAILED, Test
+from pytest_modelhealth.runs.run import FAILED, Run, Test
+
+EXCEPTION = "exception"
+"""The check of a fault that is the test's own."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def faults(test: Test) -> Iterator[Fault]:
     if is_failed and not is_told:
         places = (test.get("raised_at", ""), f"{test['file']}:{test['line']}")
         text = test["message"]
-        yield Fault("failed", "", "exception", text, "", "", True, tuple(filter(None, places)))
+        yield Fault("failed", "", EXCEPTION, text, "", "", True, tuple(filter(None, places)))
     for result in test["results"] if is_failed or test["outcome"] == "passed" else ():
         found = result.get("warnings", ())
         yield from (_fault(test, result, one, fails=False) for one in found)
@@ -80,29 +83,36 @@ def failing(tests: Iterable[Test]) -> tuple[int, list[tuple[str, Fault]]]:
     return count, found
 
 
+def inspected(count: int, run: Run) -> str:
+    """Return of how many tests something was inspected: ``"30 of 39 tests inspected a model"``."""
+    ran = run.head["ran"]
+    return f"{count:,} of {ran:,} test{'s' * (ran != 1)} inspected a model"
+
+
 _MOST_ROWS, _LONGEST_TEXT, _LONGEST_REMARK = 100, 20_000, 100
 
 
-def summary(tests: Iterable[Test], most_bytes: int) -> str:
+def summary(run: Run, most_bytes: int) -> str:
     """Return Markdown of at most `most_bytes`: a table of the failing tests, then their texts."""
     from pytest_modelhealth.rendering.document import Document, Row, fitting
     from pytest_modelhealth.rendering.notation import Column, plural, shorten
 
-    count, found = failing(tests)
-    of = plural(count, "test")
-    document = Document(f"Model health: no objection, {of} inspected a model")
+    count, found = failing(run.tests)
     failed = plural(len(found), "test")
-    if found:
-        document = Document(
-            f"Model health: {failed} failed, {of} inspected a model",
-            columns=[*map(Column, ("test", "verdict", "culprit", "check", "what"))],
-            rows=[Row([n, f.verdict, f.label, f.check, f.message]) for n, f in found],
-            most=_MOST_ROWS,
-            rest=lambda _: f"{failed} in all",
-        )
+    verdict = f"{failed} failed" if found else "no objection"
+    status = f"exit status {run.head['exit_status']}"
+    notes = [*run.head["notes"]]
+    document = Document(
+        f"Model health: {verdict}, {inspected(count, run)}, {status}",
+        facts=notes,
+        columns=[*map(Column, ("test", "verdict", "culprit", "check", "what"))] if found else (),
+        rows=[Row([n, f.verdict, f.label, f.check, f.message]) for n, f in found],
+        most=_MOST_ROWS,
+        rest=lambda _: f"{failed} in all",
+    )
     head = f"\n{document.markdown()}"
     room = most_bytes - len(head.encode()) - _LONGEST_REMARK
-    if room < 0 or not (count or found):
+    if room < 0 or not (count or found or notes):
         return ""
     told = [(name, shorten(f.text, _LONGEST_TEXT).splitlines()) for name, f in found if f.text]
     texts = (Document(name, code=code) for name, code in told)

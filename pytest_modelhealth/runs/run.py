@@ -37,10 +37,13 @@ class Run:
         head: all but the tests, by the keys of the file of a run.
         tests: in the order in which they ended; may be iterated over again and again, and is read
             from disk each time where it is large.
+        is_lost: whether there were results, and none is left: a file of an earlier run is worth
+            more than what could be written.
     """
 
     head: Mapping[str, Any]
     tests: Iterable[Test]
+    is_lost: bool = False
 
 
 _WRITE = "pytest --modelhealth-json=PATH"

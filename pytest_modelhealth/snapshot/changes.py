@@ -13,7 +13,7 @@ from pytest_modelhealth.alignment.result import Alignment, Causes, Change, Pair
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.runs import KeptTensor, Key, Trace, TwoRuns
 from pytest_modelhealth.report import UNCALLED, Status
-from pytest_modelhealth.snapshot.snapshot import Snapshot
+from pytest_modelhealth.snapshot.snapshot import Snapshot, shown
 from pytest_modelhealth.tolerance import TensorName
 
 _STAGES = (
@@ -230,5 +230,5 @@ def phrases(changes: Iterable[LayerChange]) -> list[str]:
     for first, *others in grouped(changes, "renamed"):
         more = f" and {len(others)} more" if others else ""
         parts = (first.rest, more) if first.what == "renamed" else (more, first.rest)
-        found.append(f"{first.what} {first.label}{''.join(parts)}")
+        found.append(shown(f"{first.what} {first.label}{''.join(parts)}"))
     return found

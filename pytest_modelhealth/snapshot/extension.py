@@ -6,8 +6,6 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,6 +14,7 @@ from syrupy.data import SnapshotCollection
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from syrupy.location import PyTestLocation
 
+from pytest_modelhealth.drafts import replacing
 from pytest_modelhealth.errors import ModelHealthError, ModelHealthWarning
 from pytest_modelhealth.report import HealthReport, Verdict
 from pytest_modelhealth.snapshot.drift import DriftReport, Outcome, SnapshotCheck, detect_drift
@@ -27,13 +26,6 @@ from pytest_modelhealth.snapshot.file_format import (
     of_another,
 )
 from pytest_modelhealth.snapshot.snapshot import of_report
-
-KEPT: ContextVar[frozenset[str]] = ContextVar("KEPT", default=frozenset())
-"""The folders whose snapshots stay, by name, as not all tests of their file ran; ``"*"`` is all.
-
-syrupy deletes what no test used, and a test that failed early, was only collected, or never ran
-because of Ctrl-C, ``-x`` or a skipped module, used nothing.
-"""
 
 
 class HealthSnapshotExtension(SingleFileSnapshotExtension):
@@ -122,21 +114,8 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         path = Path(snapshot_collection.location)
         data: Any = snapshot.data
         text = merge(_read(path), data, os.path.relpath(path)) if path.exists() else dump(data)
-        # syrupy leaves files with this suffix alone.
-        draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-
-    def delete_snapshots(self, *, snapshot_location: str, snapshot_names: set[str]) -> None:
-        """Delete a file that no test used, unless some test may not have come to it."""
-        if KEPT.get().isdisjoint(("*", Path(snapshot_location).parent.name)):
-            super().delete_snapshots(
-                snapshot_location=snapshot_location, snapshot_names=snapshot_names
-            )
+        with replacing(path, "utf-8") as file:
+            file.write(text)
 
     @classmethod
     def matches_test_location(
@@ -158,14 +137,6 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
 
 def _read(path: str | Path) -> str:
     return Path(path).read_text(encoding="utf-8", errors="replace")
-
-
-class Extensions(dict[str, Any]):
-    """By which extension syrupy deletes a file; one that no test read would be deleted by none."""
-
-    def get(self, location: str, default: Any = None) -> Any:  # noqa: D102
-        is_ours = location.endswith(f".{HealthSnapshotExtension.file_extension}")
-        return super().get(location) or (HealthSnapshotExtension() if is_ours else default)
 
 
 class HealthSnapshot(SnapshotAssertion):

@@ -135,6 +135,7 @@ def load(text: str) -> Snapshot:
     """
     lines = text.rstrip("\n").split("\n")
     _check_version(lines[0])
+    _check_letters(lines)
     header: dict[str, str] = {}
     for row, key in enumerate(_HEADER, start=1):
         line = lines[row] if row < len(lines) else ""
@@ -145,16 +146,7 @@ def load(text: str) -> Snapshot:
         message = f"the file is truncated: {_END!r} should be its last line"
         raise SnapshotFormatError(message, len(lines))
     noises: dict[TensorName, dict[str, float]] = {}
-    try:
-        measured, _, exponent = header["noise"].partition("measured, epsilon ")
-        epsilon = 0.0 if exponent == "0" else 2.0 ** int(exponent.removeprefix("2^"))
-        value, _, times = header["loss"].partition(" ~")
-        loss = None if value == "none" else float(value)
-        if times:
-            noises[LOSS] = {"value": float(times)}
-    except ValueError:
-        found = f"{header['noise']}; {header['loss']}"
-        raise _expected("'noise: measured, epsilon 2^-23' and 'loss: 0.25'", found, 5) from None
+    measured, epsilon, loss = _numbers(header, noises)
     layers: dict[str, LayerRecord] = {}
     for row, line in enumerate(lines[:-1]):
         if row <= len(_HEADER) or not line or line.startswith(("#", _WARNING)):
@@ -170,7 +162,7 @@ def load(text: str) -> Snapshot:
         header["test"],
         header["profile"],
         header["recorded"],
-        not measured,
+        measured,
         epsilon,
         Observation(layers, header["model"], loss=loss),
         noises,
@@ -190,7 +182,7 @@ def _check_version(line: str) -> None:
     version = line.removeprefix(_TITLE)
     if version == line:
         raise _expected(f"'{_TITLE}{VERSION}'", version, 0)
-    if version.isdecimal() and int(version) < VERSION:
+    if version in map(str, range(VERSION)):
         message = f"written by an older format ({version}); run with --snapshot-update"
         raise SnapshotFormatError(message, 1)
     if version != str(VERSION):
@@ -199,6 +191,31 @@ def _check_version(line: str) -> None:
             f"pytest-modelhealth {__version__} reads format {VERSION}"
         )
         raise SnapshotFormatError(message, 1, is_future=True)
+
+
+def _numbers(
+    header: Mapping[str, str], noises: dict[TensorName, dict[str, float]]
+) -> tuple[bool, float, float | None]:
+    """Return whether noise was measured, the epsilon, and the loss, whose noise it takes down."""
+    try:
+        unmeasured, _, exponent = header["noise"].partition("measured, epsilon ")
+        epsilon = 0.0 if exponent == "0" else math.ldexp(1.0, int(exponent.removeprefix("2^")))
+        value, _, times = header["loss"].partition(" ~")
+        loss = None if value == "none" else float(value)
+        if times:
+            noises[LOSS] = {"value": _noise(times)}
+        if epsilon > 1:
+            raise ValueError(exponent)
+    except (ValueError, OverflowError):
+        found = f"{header['noise']}; {header['loss']}"
+        raise _expected("'noise: measured, epsilon 2^-23' and 'loss: 0.25'", found, 5) from None
+    return not unmeasured, epsilon, loss
+
+
+def _check_letters(lines: Iterable[str]) -> None:
+    for row, line in enumerate(lines):
+        if not line.isprintable():  # it could steer a terminal; where it is meant, it is quoted
+            raise _expected("printable text", line, row)
 
 
 def _layer(
@@ -246,7 +263,7 @@ def _tensor(cell: str, profile: str) -> tuple[TensorStatistics, dict[str, float]
     for option in options:
         key, _, value = option.partition(":")
         if key[0] == "~":
-            noise[key[1:]] = float(value)
+            noise[key[1:]] = _noise(value)
         elif key in fields:
             fields[key] = value if key == "dtype" else _count(value)
         else:
@@ -273,6 +290,12 @@ def statistics(shape: tuple[int, ...], fields: Mapping[str, Any]) -> TensorStati
         dtype=fields["dtype"],
         device="",
     )
+
+
+def _noise(text: str) -> float:
+    if not 0 <= (times := float(text)) < math.inf:
+        raise ValueError(text)
+    return times
 
 
 def _count(text: str) -> int:

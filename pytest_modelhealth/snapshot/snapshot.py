@@ -107,7 +107,7 @@ class Snapshot:
 
     def label(self, layer: str, own_name: str = "") -> str:
         """Return the name of a layer or tensor for people."""
-        return dotted(layer or self.observation.model_type, own_name)
+        return shown(dotted(layer or self.observation.model_type, own_name))
 
     @cached_property
     def tensors(self) -> dict[str, dict[TensorName, TensorStatistics]]:
@@ -133,6 +133,11 @@ class Snapshot:
                 roles[key[1]][key[2]] = made(key, seen)
             layers[name] = replace(record, **of_roles(roles))
         return replace(self, observation=replace(self.observation, layers=layers))
+
+
+def shown(text: str) -> str:
+    """Return a text of a file with what a terminal would obey written as an escape."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def of_roles(tensors: Mapping[str, Mapping[str, TensorStatistics]]) -> dict[str, Any]:

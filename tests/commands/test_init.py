@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pytest_modelhealth.commands import WRONG_USE, main
+from pytest_modelhealth.commands import WRONG_USE, init, main
+
+PATH = os.pathsep.join(sys.path)
 
 MODELS = """
 from __future__ import annotations
@@ -176,3 +179,51 @@ def test_a_written_file_passes_once_it_has_a_batch(pytester: pytest.Pytester) ->
     path.write_text(re.sub(r"(?<==)( ?)\.\.\.", lambda m: m[1] + next(values), text))
     ran = pytester.runpytest("-p", "no:cacheprovider", "-k", "not compiled", path.name)
     ran.assert_outcomes(passed=9, skipped=3, deselected=1)
+
+
+READ = """
+from __future__ import annotations
+import torch
+from torch import Tensor, nn
+SIZE = 4
+
+class Net(nn.Module):
+    def __init__(self, width: int, size=SIZE, *, act: str = "relu", names: tuple[str] = ("a",)):
+        super().__init__()
+    def forward(self, x: Tensor, /, mask: torch.Tensor | None = None, *rest, labels=None, **more):
+        return x
+
+def net():
+    return Net(SIZE)
+
+class Own(nn.Module):
+    def forward(self, x):
+        return x
+
+class Twice(nn.Module):
+    def __init__(self, width): super().__init__()
+    def forward(self, x): return x
+
+if True:
+    def Twice(depth: int = 3): return Own()
+"""
+
+
+def test_a_class_is_read_in_its_source_as_it_would_be_imported(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its module nor torch is imported; what the source does not tell by itself is."""
+    (project / "read.py").write_text(READ)
+    (project / "raising.py").write_text(READ + "\nraise RuntimeError")
+    assert init._from_source("read", "Own") is init._from_source("read", "Twice") is None
+    assert main(["init", "raising:Net", "--output", "read.txt"]) == 0
+    monkeypatch.setattr(init, "_from_source", lambda *_: None)
+    assert main(["init", "read:Net", "--output", "imported.txt"]) == 0
+    read, imported = (Path(name).read_text() for name in ("read.txt", "imported.txt"))
+    assert read == imported.replace("from read", "from raising").replace("size=4", "size=SIZE")
+    code = (
+        "import sys\nfrom pytest_modelhealth.commands import main\n"
+        "assert main(['init', 'raising:Net', '--output', 'again.txt']) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": PATH})

@@ -190,7 +190,8 @@ def test_github_annotates_the_first_and_sums_up_all(everything: Run) -> None:
     assert "\nlikely cause: " in annotated[2].message
 
     page = Page.of((everything.folder.parent / "summary.md").read_text(encoding="utf-8"))
-    assert page.heading == "Model health: 22 tests failed, 30 tests inspected a model"
+    told = "22 tests failed, 30 of 32 tests inspected a model, exit status 1"
+    assert page.heading == f"Model health: {told}"
     assert page.summaries == [row[0] for row in page.rows if row[3] != "exception"]
     rows = {row[0].partition("::")[2]: tuple(row[1:4]) for row in page.rows}
     by_itself = dict.fromkeys(FAILED.keys() - faulty, ("failed", "", "exception"))
@@ -450,7 +451,7 @@ def test_what_a_test_destroys_is_named(
 
         def test_deletes(inspector):
             run(inspector)
-            for folder in pathlib.Path(tempfile.gettempdir()).glob("modelhealth-*"):
+            for folder in pathlib.Path(tempfile.gettempdir()).glob(".modelhealth-*"):
                 shutil.rmtree(folder)
 
         def test_dies(inspector):
@@ -471,4 +472,4 @@ def test_what_a_test_destroys_is_named(
     assert dead == "test_it.py::test_dies ended its process: what it inspected is lost"
     assert deleted.startswith("test_it.py::test_before is missing: ")
     result.stdout.fnmatch_lines([f"modelhealth: {dead}", f"modelhealth: {deleted}"])
-    assert not list(tmp_path.glob("modelhealth-*"))
+    assert not list(tmp_path.glob(".modelhealth-*"))

@@ -173,3 +173,25 @@ def test_of_a_models_own_exception_the_users_lines_stand_together(
         assert BETWEEN.search(shown["--full-trace"][test])
         assert short.split("==")[0].rstrip().splitlines()[-1].startswith("E   ")
     assert "_call_impl" in shown["--tb=short"]["test_without_us"]
+
+
+def test_a_line_is_a_line_and_no_traceback_is_none(nets: pytest.Pytester) -> None:
+    """Of a verdict that was asked for and of one that was not; short and long show all."""
+    nets.makepyfile(
+        """
+        import nets
+
+        def test_asked(inspector):
+            inspector(nets.with_nan()).run_inspection(nets.BATCH).assert_healthy()
+
+        def test_unasked(inspector):
+            inspector(nets.with_nan()).run_inspection(nets.BATCH)
+        """
+    )
+    for style, count in (("line", 2), ("no", 0)):
+        lines = nets.runpytest("-rN", f"--tb={style}").outlines
+        told = [line for line in lines if "unhealthy" in line]
+        assert all(re.match(r".*\.py:\d+: unhealthy: 2 \(finite\): ", line) for line in told)
+        assert len(told) == count
+        assert not any(line.startswith(("E ", "> ", "-")) for line in lines)
+        assert not [line for line in lines if "likely cause" in line]

@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 from pytest_modelhealth.plugin.attachments import github
 from pytest_modelhealth.runs import faults
 from pytest_modelhealth.runs.faults import summary
+from tests.runs.difference import made
 
 
 class Command(NamedTuple):
@@ -125,7 +126,9 @@ def a_test(name: str, *, label: str = "fc", message: str = "is bad", text: str =
 @given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
 def test_no_text_becomes_markup(name: str, label: str, text: str) -> None:
     """Whatever stands in names and messages is shown as it is, in code."""
-    page = Page.of(summary([a_test(name, label=label, message=text, text=text)], 10**6))
+    page = Page.of(
+        summary(made.run(a_test(name, label=label, message=text, text=text), notes=[text]), 10**6)
+    )
     assert page.strange == set()
     assert len(page.rows) == len(page.bodies) == 1
     assert len(page.rows[0]) == 5
@@ -133,9 +136,10 @@ def test_no_text_becomes_markup(name: str, label: str, text: str) -> None:
 
 def test_a_summary_is_never_longer_than_github_takes() -> None:
     """What does not fit is left out, and how much that is is said."""
-    tests = [a_test(f"test_{n}", text="é" * 5000) for n in range(300)]
+    tests = made.run(*(a_test(f"test_{n}", text="é" * 5000) for n in range(300)), ran=301)
     whole = summary(tests, 10**9)
     page = Page.of(whole)
+    assert page.heading.endswith("300 of 301 tests inspected a model, exit status 0")
     assert len(page.bodies) == 300
     assert len(page.rows) == faults._MOST_ROWS
     for most in (github.MOST_BYTES, 100_000, 60_000, 500, 200, 10, 0, -5):

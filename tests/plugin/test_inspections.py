@@ -175,3 +175,41 @@ def test_strict_fails_a_warning(nets: pytest.Pytester, how: str) -> None:
     result.assert_outcomes(failed=1, passed=7, warnings=6)
     said = "tox.ini: modelhealth_strict" if how == "ini" else "--modelhealth-set strict"
     result.stdout.fnmatch_lines([f"E *a warning, which fails as strict is set ({said})"])
+
+
+def test_a_first_test_catches_a_missing_causal_mask(pytester: pytest.Pytester) -> None:
+    """The test that README begins with, of a language model: nothing else is asked for."""
+    pytester.makepyfile(
+        """
+        import pytest, torch
+        import torch.nn.functional as F
+        from torch import nn
+
+        class Writer(nn.Module):
+            def __init__(self, causal):
+                super().__init__()
+                self.causal = causal
+                self.words, self.norm = nn.Embedding(32, 16), nn.LayerNorm(16)
+                self.places = nn.Parameter(torch.randn(12, 16))
+                self.attention, self.head = nn.Linear(16, 48), nn.Linear(16, 32)
+            def forward(self, ids):
+                x = self.words(ids) + self.places
+                q, k, v = self.attention(self.norm(x)).chunk(3, -1)
+                seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+                return self.head(x + seen)
+
+        def loss(output, target):
+            return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+        @pytest.mark.parametrize("causal", [True, False])
+        def test_writer(inspector, causal):
+            torch.manual_seed(0)
+            ids = torch.randint(32, (64, 13))
+            inspector(Writer(causal)).run_inspection(ids[:, :-1], target=ids[:, 1:], loss=loss)
+        """
+    )
+    result = pytester.runpytest("--tb=line")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["*: unhealthy: scaled_dot_product_attention (causality): it sees *"]
+    )

@@ -216,3 +216,18 @@ def test_to_explain_needs_no_other_plugin(pytester: pytest.Pytester, absent: str
     """Nor does `-n 2` hinder it, where there is xdist."""
     workers = [] if absent == "xdist" else ["-n2"]  # of which none starts
     assert explained(pytester, *workers, "-p", f"no:{absent}", "--modelhealth-explain=finite")
+
+
+def test_an_option_that_a_conftest_has_too_is_one_line(pytester: pytest.Pytester) -> None:
+    """It names the option and the line of the conftest.py; one of its own is left alone."""
+    for option in ("--modelhealth-json", "--health"):
+        pytester.makeconftest(f"def pytest_addoption(parser):\n    parser.addoption('{option}')")
+        result = pytester.runpytest()
+        if option == "--health":
+            assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+            continue
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        (line,) = filter(None, result.errlines)
+        assert line.startswith(
+            f"ERROR: {pytester.path / 'conftest.py'}:2: --modelhealth-json is an "
+        )

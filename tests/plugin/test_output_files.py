@@ -151,6 +151,34 @@ def test_a_run_without_a_fault_leaves_no_old_file(nets: pytest.Pytester) -> None
     assert list(nets.path.joinpath("deep", "er").iterdir()) == []
 
 
+def test_lost_results_replace_no_file(
+    nets: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test may empty the folder for temporary files; the last file is worth more than none."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    nets.makepyfile(
+        """
+        import pathlib, shutil, tempfile
+        import nets
+
+        def test_it(inspector):
+            inspector(nets.healthy()).run_inspection(nets.BATCH)
+
+        def test_deletes():
+            for folder in pathlib.Path(tempfile.gettempdir()).glob(".modelhealth-*"):
+                shutil.rmtree(folder)
+        """
+    )
+    path = nets.path / "run.json"
+    path.write_text("of yesterday")
+    result = nets.runpytest("--modelhealth-json=run.json")
+    result.assert_outcomes(passed=2)
+    assert path.read_text() == "of yesterday"
+    result.stdout.fnmatch_lines(
+        ["modelhealth: run data could not be written to *: all results are lost, and *"]
+    )
+
+
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_folder_names_are_safe_and_distinct(one: str, other: str) -> None:
     """Any id makes a name of safe characters and bounded length; two ids make two names."""
@@ -229,3 +257,49 @@ def test_what_failed_before_it_inspected_is_in_the_file(
             "failed", "RuntimeError: shape is wrong", "test_broken.py:17", 14, []
         ],
     }  # fmt: skip
+
+
+EARLY = """
+import pytest
+
+def test_fails():
+    assert not 1
+
+def test_ends():
+    pytest.exit("enough", returncode=42)
+
+def test_ctrl_c():
+    raise KeyboardInterrupt
+"""
+WHYS = {
+    "-x": (1, "1 of 3 tests ran: stopping after 1 failures"),
+    "": (42, "2 of 3 tests ran: Exit enough"),
+    "--no-summary": (42, "2 of 3 tests ran: Exit enough"),
+    "--deselect test_early.py::test_ends": (2, "2 of 2 tests ran: KeyboardInterrupt"),
+    "not_there.py": (4, "0 of 0 tests ran: pytest was called with what it cannot use"),
+}
+
+
+@pytest.mark.parametrize("options", WHYS)
+def test_a_run_that_ends_early_is_written_and_says_so(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    """In every output: page, data, code quality, and GitHub's summary."""
+    pytester.makepyfile(test_early=EARLY)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "summary.md"))
+    files = [f"--modelhealth-{one}=run.{one}" for one in ("json", "html", "codequality")]
+    result = pytester.runpytest(*files, *options.split(), no_reraise_ctrlc=True)
+    status, why = WHYS[options]
+    assert result.ret == status
+    note = f"the run ended early, {why}"
+    run = json.loads((pytester.path / "run.json").read_text(encoding="ascii"))
+    assert (run["exit_status"], run["notes"]) == (status, [note])
+    for name in ("run.html", "summary.md"):
+        text = (pytester.path / name).read_text(encoding="utf-8")
+        assert note in text
+        assert f"exit status {status}" in text
+    failed = [test["id"] for test in run["tests"]]
+    assert failed == ["test_early.py::test_fails"] * (status != 4)
+    assert len(json.loads((pytester.path / "run.codequality").read_text())) == len(failed)
+    result.stdout.fnmatch_lines([f"modelhealth: {note}", "modelhealth: page in *run.html"])

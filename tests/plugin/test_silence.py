@@ -58,7 +58,7 @@ def test_what_nobody_asked_for_is_neither_loaded_nor_written(
     result.assert_outcomes(passed=1)
     said = [line for line in result.outlines if "modelhealth" in line]
     assert [line for line in said if not line.startswith("plugins:")] == []
-    assert not list(tmp_path.glob("modelhealth-*"))
+    assert not list(tmp_path.glob(".modelhealth-*"))
 
 
 def test_an_unused_plugin_says_nothing(pytester: pytest.Pytester) -> None:
@@ -95,3 +95,23 @@ def test_it_works_without_the_plugins_it_attaches_to(nets: pytest.Pytester, abse
     result = nets.runpytest("-p", f"no:{absent}")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+
+
+def test_a_body_that_is_the_first_to_use_it_fails_like_any_other(pytester: pytest.Pytester) -> None:
+    """What looks at each test is registered by then, though nothing asked for it before."""
+    pytester.makepyfile(
+        """
+        def test_plain(pytestconfig):
+            assert not pytestconfig.pluginmanager.hasplugin("modelhealth.failures")
+
+        def test_it():
+            import torch
+            from pytest_modelhealth import Inspector
+            net = torch.nn.Linear(4, 3)
+            torch.nn.init.constant_(net.weight, float("nan"))
+            assert Inspector(net).run_inspection(torch.ones(8, 4))
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["FAILED *::test_it - unhealthy: Linear (finite): *"])

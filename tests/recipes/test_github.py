@@ -16,6 +16,7 @@ from .workflows import SkippedError, Workflow
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "github"
 FORK = "other/digits"
+SOURCE = "pytest-modelhealth @ git+https://github.com/OWNER/pytest-modelhealth@v0.1.0"
 
 
 def pull_request(project: Project, of: str = "me/digits") -> Workflow:
@@ -71,7 +72,7 @@ def test_a_pull_request(branch: Project) -> None:
     test = flow.run("test")
     assert test.failed
     assert "\n::error file=digits.py,line=" in test.log
-    assert "1 test failed, 1 test inspected a model" in test.summary
+    assert "1 test failed, 1 of 1 test inspected a model" in test.summary
     page = branch.folder / "artifacts" / "model-health-3.11" / "page.html"
     assert "test_digits" in page.read_text(encoding="utf-8")
 
@@ -83,7 +84,7 @@ def test_a_pull_request(branch: Project) -> None:
     assert branch.state["comments"] == [theirs, second | {"body": diff.summary}]
 
     installed = branch.installed.read_text(encoding="utf-8").splitlines()
-    own = "install -e . pytest-modelhealth"
+    own = f"install -e . {SOURCE}"
     assert installed == [own, own, own.replace("-e", "torch==2.8.* -e"), own, own]
 
 
@@ -126,6 +127,8 @@ def test_a_fork(project: Project) -> None:
     later = workflow("modelhealth-forks.yml", project, empty, **event)
     assert later.tree[True]["workflow_run"]["workflows"] == [flow.tree["name"]]
 
+    ended = later.run("make")
+    assert not ended.failed, ended.log
     assert not later.run("comment").failed
     assert project.state["comments"] == []  # it is closed
     elsewhere = {"number": 6, "from": "other:change", "head": {"sha": "beef"}}

@@ -101,3 +101,32 @@ def test_recipes_are_listed() -> None:
     page = (ROOT / "docs" / "how-to" / "recipes.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\(\.\./\.\./(recipes/[^)]+)\)", page))
     assert linked == {str(path.relative_to(ROOT)) for path in FILES}
+
+
+@pytest.mark.parametrize("recipe", WORKFLOWS, ids=[path.name for path in WORKFLOWS])
+def test_a_workflow_may_do_what_it_must(recipe: Path) -> None:
+    """Actions by the hash of a commit; a job that may write executes and parses nothing.
+
+    The token is in the environment of its last step alone, and git keeps none where tests run.
+    """
+    text = recipe.read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow.get("env", {}).keys() <= {"MODELHEALTH", "PIP_EXTRA_INDEX_URL"}
+    for job in workflow["jobs"].values():
+        rights = job.get("permissions", workflow["permissions"])
+        assert "GH_TOKEN" not in job.get("env", {})
+        for step in job["steps"]:
+            if "uses" in step:
+                assert re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", step["uses"])
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+                assert "write" not in rights.values()
+        if "write" in rights.values():
+            assert rights == {"pull-requests": "write"}
+            *others, last = job["steps"]
+            assert "GH_TOKEN" in last["env"]
+            assert not any("GH_TOKEN" in step.get("env", {}) or "run" in step for step in others)
+            assert "python" not in last["run"]
+    assert len(re.findall(r"uses: \S+ # v\d+\.\d+\.\d+$", text, re.MULTILINE)) == text.count(
+        "uses:"
+    )

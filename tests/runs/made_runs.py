@@ -146,6 +146,7 @@ def comparison(names: list[str], culprit: str, seed: int = 0) -> dict[str, Any]:
     return made.comparison(
         *layers,
         culprit=culprit,
+        violations=[made.finding("comparison", culprit)] * after,
         place="tests/test_models.py:31",
         model="Encoder",
         candidate="FastEncoder",

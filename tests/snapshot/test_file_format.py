@@ -10,7 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pytest_modelhealth.rendering.drift import explain
 from pytest_modelhealth.report import LayerRecord, Observation, Status
+from pytest_modelhealth.snapshot.drift import detect_drift
 from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load, statistics
 from pytest_modelhealth.snapshot.snapshot import (
     NAMED,
@@ -183,6 +185,13 @@ DAMAGE = {
         "line 6: 'noise: measured, epsilon 2^-23' and 'loss: 0.25'",
     ),
     "noise": ("noise: not measured", "noise: none", "line 6: 'noise: measured, epsilon 2^-23'"),
+    "noise of 2^9999999": ("2^-23", "2^9999999", "line 6: 'noise: measured, epsilon 2^-23'"),
+    "noise above 1": ("2^-23", "2^1", "line 6: 'noise: measured, epsilon 2^-23'"),
+    "noise without end": (",3 ", ",3,~max:1e999 ", A_LAYER),
+    "noise of nothing": (",3 ", ",3,~max:nan ", A_LAYER),
+    "digits": ("format 5", f"format {'9' * 5000}", "format '9999999"),
+    "old digits": ("2^-23", f"2^-{'9' * 5000}", "line 6: 'noise: measured, epsilon 2^-23'"),
+    "terminal": ("model: M", "model: \x1b[2JM", r"line 4: printable text should be here, not 'mo"),
     "stranger": ("profile: cpu", "cpu", "line 3: 'profile: ...' should be here, not 'cpu float32'"),
 }
 
@@ -198,6 +207,17 @@ def test_damage_is_named_by_line(what: str) -> None:
         load(broken)
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"line {caught.value.line}: ")
+    assert str(caught.value).isprintable()
+
+
+def test_a_name_that_steers_a_terminal_is_shown_escaped() -> None:
+    """A layer or type may have it, so that the file is read."""
+    text = dump(from_observation(small_observation()))
+    text = text.replace("layer=fc ", "layer=f%1b[2J ").replace("type=Linear", "type=A%1b[31m")
+    found = detect_drift(load(text), from_observation(small_observation()))
+    assert r"f\x1b[2J" in found.note
+    shown = explain(replace(found, new_warnings=("a \x1b[2J",)))
+    assert all(map(str.isprintable, [found.note, *shown]))
 
 
 def test_every_truncation_is_noticed() -> None:

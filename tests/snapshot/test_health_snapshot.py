@@ -485,22 +485,29 @@ def assert_kept(result: pytest.RunResult) -> None:
 
 
 OBSTACLES = """
+from pathlib import Path
 from model import *
 
 def denied(path, *_, **__):
     raise PermissionError(13, "Permission denied", str(path))
 
-def read_only(path, *_, **__):
-    raise OSError(30, "Read-only file system", str(path))
+OPEN = Path.open
 
-def full(path, text, **_):
-    path.write_bytes(text[:99].encode())
-    raise OSError(28, "No space left on device", str(path))
+def read_only(path, mode="r", *args, **options):
+    if mode == "x":
+        raise OSError(30, "Read-only file system", str(path))
+    return OPEN(path, mode, *args, **options)
+
+def full(path, mode="r", *args, **options):
+    if mode == "x":
+        path.write_bytes(b"modelhealth")
+        raise OSError(28, "No space left on device", str(path))
+    return OPEN(path, mode, *args, **options)
 
 KINDS = {
     "read_only_folder": {"mkdir": denied},
-    "read_only_file_system": {"write_text": read_only, "unlink": read_only},
-    "full_disk": {"write_text": full},
+    "read_only_file_system": {"open": read_only, "unlink": denied},
+    "full_disk": {"open": full},
     "locked_file": {"replace": denied},
 }
 
@@ -550,36 +557,52 @@ STOPPED = """
 import pytest
 from model import *
 
-if os.environ.get("STAGE") == "no GPU":
+STAGE = os.environ.get("STAGE", "")
+if STAGE == "no GPU":
     pytest.skip("no GPU", allow_module_level=True)
+if STAGE == "import":
+    raise ImportError
 
 def test_drift(health_snapshot):
     report = inspect()
-    if "STAGE" in os.environ:
-        raise {"fails": ValueError, "Ctrl-C": KeyboardInterrupt}[os.environ["STAGE"]]
+    if STAGE in ("fails", "Ctrl-C"):
+        raise {"fails": ValueError, "Ctrl-C": KeyboardInterrupt}[STAGE]
     assert report == health_snapshot
 
-def test_later(health_snapshot):
-    assert inspect() == health_snapshot
-    assert inspect(2.0) == health_snapshot(name="after")
+if STAGE != "gone":
+    def test_drift_later(health_snapshot):
+        assert inspect() == health_snapshot
+        assert inspect(2.0) == health_snapshot(name="after")
 """
 
 
-def test_an_update_that_is_cut_short_loses_no_baseline(project: Project) -> None:
-    """Where a test fails before it compares, or never runs, no snapshot is deleted."""
+def test_only_what_a_whole_file_left_unused_is_told_and_deleted(project: Project) -> None:
+    """Where a test failed, was left out or never ran, nothing is said of snapshots, nor deleted."""
     project.write(STOPPED)
     (project.path / "test_other.py").write_text("def test_other(): pass")
+    (project.path / "conftest.py").write_text(
+        "def pytest_collection_modifyitems(config, items):\n"
+        "    if config.getoption('markexpr') == 'not gpu':\n"
+        "        config.hook.pytest_deselected(items=[items.pop(0)])\n"
+    )
     project.update().assert_outcomes(passed=3)
     recorded = project.files()
     assert len(recorded) == 3
     for stage, *arguments in (
-        ("fails",), ("fails", "-x"), ("Ctrl-C",), ("none", "--collect-only"), ("no GPU",),
+        ("fails", "-x"), ("Ctrl-C",), ("none", "--collect-only"),
+        ("import", "--continue-on-collection-errors"), ("no GPU",), ("gone", "-k", "other"),
+        ("gone", "test_net.py::test_drift"), ("gone", "-m", "not gpu"),
     ):  # fmt: skip
         project.stage(stage)
-        stopped = project.update(*arguments, no_reraise_ctrlc=True)
-        stopped.stdout.fnmatch_lines(["modelhealth: snapshot *test_drift.health: kept, not *"])
-        assert project.files() == recorded
-        assert not list(project.path.rglob("*.tmp"))
+        is_green = stage in ("no GPU", "gone")
+        for run in (project.update, project.run)[: 1 + is_green]:
+            stopped = run(*arguments, no_reraise_ctrlc=True)
+            assert not re.search("snapshots? (unused|deleted)", stopped.stdout.str())
+            assert not is_green or stopped.ret == 0
+            assert project.files() == recorded
+    project.run().stdout.fnmatch_lines(["1 snapshot passed. 2 snapshots unused.*"])
+    project.update().stdout.fnmatch_lines(["1 snapshot passed. 2 unused snapshots deleted.*"])
+    assert project.files().keys() == {"test_drift.health"}
 
 
 def test_a_report_is_no_line(snapshot: SnapshotAssertion) -> None:

@@ -36,7 +36,7 @@ def pytest_modelhealth_run_ended(
         terminalreporter.write_line(line)
     try:
         with Path(os.environ.get("GITHUB_STEP_SUMMARY") or os.devnull).open("ab") as file:
-            summary = wing("runs.faults:summary")(run.tests, MOST_BYTES - file.tell())
+            summary = wing("runs.faults:summary")(run, MOST_BYTES - file.tell())
             file.write(summary.encode())
     except OSError as error:
         told = f"modelhealth: the summary for GitHub could not be written: {error}"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_modelhealth.drafts import new_name
 from pytest_modelhealth.errors import InspectionError, ModelHealthError
 from pytest_modelhealth.plugin.inspections import AROUND, is_report, left_on_reports
 from pytest_modelhealth.plugin.options import require_wing
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 OPTION = "--modelhealth-replay"
 _FROM = f"{OPTION}-from"
 _WARNED = pytest.StashKey[bool]()
-_NUMBERS = count(1)
 
 
 class _Recorder:
@@ -39,7 +38,7 @@ class _Recorder:
 
     def __init__(self, item: pytest.Item, directory: Path) -> None:
         self._item = item
-        self._path = directory / f".unfinished-{os.getpid()}-{next(_NUMBERS)}"
+        self._path = directory / new_name()
         self._place = directory / f"{folder_name(item.nodeid)}{rank_suffix()}.pt"
         self._inspections = 0
         self._latest: tuple[HealthReport, Recording] | None = None

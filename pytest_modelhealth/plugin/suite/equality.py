@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -153,7 +151,7 @@ def compiled_equals_eager(case: Case) -> None:
             f"what runs of {case.label} is its training_step, which nobody compiles: return "
             "inputs, target and a loss for its forward"
         )
-    backend = case.suite.backend or backend_for(model)
+    backend = case.suite.backend
     with seeded(seed), in_mode(model, False), _quiet():
         eager, copy = copied(model), copied(model)
         ours, other = (_results(eager, eager, case.made, seed + n) for n in (0, 1))
@@ -234,11 +232,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         trace.disabled = was
-
-
-def backend_for(model: nn.Module) -> str:
-    """Return inductor where it has a compiler to hand code to, else what needs none."""
-    if any(parameter.is_cuda for parameter in model.parameters()):
-        return "inductor"  # which brings Triton along
-    compilers = (os.environ.get("CXX", "c++"), "c++", "g++", "clang++", "cl")
-    return "inductor" if any(map(shutil.which, compilers)) else "aot_eager"

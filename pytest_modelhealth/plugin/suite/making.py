@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 import random
 import sys
@@ -21,12 +20,9 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
-from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
+from pytest_modelhealth.plugin.suite.suite import TODO, ModelHealthSuite, arguments_of, required
 from pytest_modelhealth.plugin.suite.transformers_models import batch_of, is_pretrained, small_model
 from pytest_modelhealth.rendering.notation import abbreviate
-
-TODO = "TODO: a batch of yours"
-"""Stands in a file that ``python -m pytest_modelhealth init`` wrote until it has a batch."""
 
 
 def named(spelled: str, folder: Path) -> Any:
@@ -62,27 +58,6 @@ def named(spelled: str, folder: Path) -> Any:
         raise SettingsError(
             f"{module_name} has no {attribute!r}{suggest(attribute, known)}"
         ) from None
-
-
-def parameters_of(thing: Any) -> list[inspect.Parameter]:
-    """Return what a class or function is called with; none where Python cannot tell."""
-    try:
-        return list(inspect.signature(thing).parameters.values())
-    except (TypeError, ValueError):  # of a class written in C
-        return []
-
-
-def required(thing: Any) -> list[inspect.Parameter]:
-    """Return what a class or function must be called with."""
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p for p in parameters_of(thing) if p.default is p.empty and p.kind not in several]
-
-
-def arguments_of(thing: Any) -> str:
-    """Return the arguments that a call needs, with ``...`` for each value: ``width=...``."""
-    return ", ".join(
-        "..." if p.kind is p.POSITIONAL_ONLY else f"{p.name}=..." for p in required(thing)
-    )
 
 
 @dataclass(frozen=True)

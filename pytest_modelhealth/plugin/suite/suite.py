@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +12,10 @@ from pytest_modelhealth.errors import SettingsError, suggest
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+
+TODO = "TODO: a batch of yours"
+"""Stands in a file that ``python -m pytest_modelhealth init`` wrote until it has a batch."""
 
 
 class ModelHealthSuite:
@@ -43,9 +48,9 @@ class ModelHealthSuite:
     strict: ClassVar[bool | None] = None
     """Whether what only warns fails, too; ``None`` is as the setting ``strict`` says."""
 
-    backend: ClassVar[str | None] = None
-    """What `test_compiled_equals_eager` compiles with; ``None`` is inductor where there is a C++
-    compiler, else aot_eager, which is quick and makes no machine code."""
+    backend: ClassVar[str] = "aot_eager"
+    """What `test_compiled_equals_eager` compiles with: aot_eager is quick and makes no machine
+    code, ``"inductor"`` makes what a compiled model runs."""
 
     causal: ClassVar[bool | None] = None
     """Whether no output may depend on later inputs; ``None`` reads that off the target."""
@@ -113,6 +118,27 @@ ATTRIBUTES = (
     "make_optimizer",
 )  # fmt: skip
 """What a subclass may set."""
+
+
+def parameters_of(thing: Any) -> list[inspect.Parameter]:
+    """Return what a class or function is called with; none where Python cannot tell."""
+    try:
+        return list(inspect.signature(thing).parameters.values())
+    except (TypeError, ValueError):  # of a class written in C
+        return []
+
+
+def required(thing: Any) -> list[inspect.Parameter]:
+    """Return what a class or function must be called with."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p for p in parameters_of(thing) if p.default is p.empty and p.kind not in several]
+
+
+def arguments_of(thing: Any) -> str:
+    """Return the arguments that a call needs, with ``...`` for each value: ``width=...``."""
+    return ", ".join(
+        "..." if p.kind is p.POSITIONAL_ONLY else f"{p.name}=..." for p in required(thing)
+    )
 
 
 def modelhealth_suite(factory: Callable[[], Any], **attributes: Any) -> type[ModelHealthSuite]:

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.rendering.notation import printable
 from pytest_modelhealth.runs.difference.inspections import (
     Change,
     Grade,
@@ -22,7 +20,7 @@ from pytest_modelhealth.snapshot.drift import detect_drift
 
 Data = Mapping[str, Any]
 
-NEW_WARNING = "new warning"
+NEW_FINDING, NEW_WARNING = "new finding", "new warning"
 _ORDER = [Grade.WORSE, Grade.CHANGED, Grade.BETTER, Grade.SAME]
 
 
@@ -53,33 +51,25 @@ class Difference:
 
 
 def compare(base: Run, head: Run) -> Difference:
-    """Return what changed from `base` to `head`.
-
-    Raises:
-        InspectionError: both inspected something, in no test that is in the other.
-    """
+    """Return what changed from `base` to `head`."""
     before = {test["id"]: test for test in base.tests}
     now = {test["id"]: test for test in head.tests}
     was = _counterparts(before, now)
     tests = [_compare_tests(before[was[name]], test) for name, test in now.items() if name in was]
-    inspected = [[one["id"] for one in run.values() if one["results"]] for run in (before, now)]
-    if all(inspected) and not tests:
-        one, other = (printable(side[0]) for side in inspected)
-        raise InspectionError(
-            f"the two runs have no test in common: one has {one}, the other {other}; give two "
-            "runs of one suite"
-        )
     unchanged = sum(test.grade is Grade.SAME for test in tests)
     for name in (one for one in now if one not in was):
         outcome = now[name]["outcome"]
         grade = Grade.WORSE if outcome in FAILED else Grade.CHANGED
+        what = "new test" if _skip(base, name) is None else "no longer skipped"
         place = Place("", "", outcome, now[name]["message"])
-        tests.append(TestDifference(name, (Change("test", "new test", (place,), grade),)))
-    found = set(was.values())
+        tests.append(TestDifference(name, (Change("test", what, (place,), grade),)))
+    found = {*was.values()}
     for name in (one for one in before if one not in found):
         place = Place("", before[name]["outcome"])
         gone = Change("test", "inspects nothing any more", (place,), Grade.WORSE)
-        if not before[name]["results"]:
+        if (reason := _skip(head, name)) is not None:
+            gone = Change("test", "skipped now", (replace(place, now="skipped", note=reason),))
+        elif not before[name]["results"]:
             gone = Change("test", "fails no more, or is gone", (place,), Grade.BETTER)
         tests.append(TestDifference(name, (gone,)))
     told = [test for test in tests if test.changes or test.remarks]
@@ -87,18 +77,44 @@ def compare(base: Run, head: Run) -> Difference:
     return Difference(tuple(told), unchanged, tuple(_remarks(base.head, head.head)))
 
 
+def _skip(run: Run, name: str) -> str | None:
+    """Return why a run skipped a test, or its module; ``None`` where it did not."""
+    skipped = run.head.get("skipped", {})  # older files have none
+    return next((skipped[n] for n in (name, name.partition("::")[0]) if n in skipped), None)
+
+
 def _counterparts(before: Mapping[str, Data], now: Mapping[str, Data]) -> dict[str, str]:
     """Return the id in the base of each test of the head that is there.
 
-    A test that moved to another file is the one of its name, where only one of that name moved.
+    A test that moved to another file is the one of its name, where only one of that name moved;
+    one that was renamed in its file is the only one there that shows the same.
     """
     was = {name: name for name in now if name in before}
-    left: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    for side, tests in enumerate((before, now)):
-        for name in tests:
-            if name not in was:
-                left[name.partition("::")[2]][side].append(name)
-    return was | {new[0]: old[0] for old, new in left.values() if len(old) == len(new) == 1}
+    for key, may_differ in ((_own_name, True), (_models, False)):
+        left: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+        for side, tests, found in ((0, before, {*was.values()}), (1, now, {*was})):
+            for name in (one for one in tests if one not in found):
+                left[key(tests[name])][side].append(name)
+        for old, new in left.values():
+            if len(old) == len(new) == 1:
+                one = _compare_tests(before[old[0]], now[new[0]])
+                if may_differ or len(one.changes) == 1:  # that it has another name
+                    was[new[0]] = old[0]
+    return was
+
+
+def _own_name(test: Data) -> str:
+    return str(test["id"].partition("::")[2] or test["id"])
+
+
+def _models(test: Data) -> object:
+    """Return what a test that was renamed keeps: its file, its parameters, what it inspects."""
+    results = (tuple(map(one.get, ("kind", "of", "model"))) for one in test["results"])
+    return _file(test), test["id"].partition("[")[2], tuple(results)
+
+
+def _file(test: Data) -> str:
+    return str(test["id"].partition("::")[0])
 
 
 def _remarks(base: Data, head: Data) -> Iterator[str]:
@@ -111,8 +127,6 @@ def _remarks(base: Data, head: Data) -> Iterator[str]:
     if others:
         yield f"another environment: {', '.join(others)}"
     for which, run in (("base", base), ("head", head)):
-        if run["exit_status"] in (2, 3):  # pytest ended before its last test
-            yield f"the run of the {which} was broken off, so tests may be missing"
         yield from (f"of the {which}: {note}" for note in run["notes"])
 
 
@@ -126,9 +140,9 @@ def _compare_tests(before: Data, now: Data) -> TestDifference:
         tuple(remark for *_, remarks in results for remark in remarks),
     )
     own = []
-    was = before["id"] if before["id"] != now["id"] else ""
-    if was:
-        own.append(Change("test", "moved from", (Place("", was, now["id"]),)))
+    if before["id"] != now["id"]:
+        what = "renamed from" if _file(before) == _file(now) else "moved from"
+        own.append(Change("test", what, (Place("", before["id"], now["id"]),)))
     old, new = before["outcome"], now["outcome"]
     grade = _grade(old in FAILED, new in FAILED)
     if old != new and found.grade is not grade:  # no result says why
@@ -219,7 +233,7 @@ def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Itera
     known = {*warned, *shown_before}
     warned_now = [one for key, one in warnings.items() if key not in known]
     for what, findings, grade in (
-        ("new finding", [new[key] for key in new if key not in shown_before], Grade.WORSE),
+        (NEW_FINDING, [new[key] for key in new if key not in shown_before], Grade.WORSE),
         ("now waived or warned of", accepted_now, Grade.CHANGED),
         ("no longer found", [*gone.values()], Grade.BETTER),
         (NEW_WARNING, warned_now, Grade.CHANGED),

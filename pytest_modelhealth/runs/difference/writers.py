@@ -8,7 +8,12 @@ from collections.abc import Iterable, Iterator
 from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.rendering.document import Document, Row, fitting
 from pytest_modelhealth.rendering.notation import Column, plural, printable, shorten
-from pytest_modelhealth.runs.difference.comparing import NEW_WARNING, Difference, TestDifference
+from pytest_modelhealth.runs.difference.comparing import (
+    NEW_FINDING,
+    NEW_WARNING,
+    Difference,
+    TestDifference,
+)
 from pytest_modelhealth.runs.difference.inspections import Change, Grade
 
 MARK = "<!-- pytest-modelhealth diff -->"
@@ -48,7 +53,7 @@ def _documents(difference: Difference) -> Iterator[Document]:
     """Yield one of the runs, then one of each test, or of those in which the same changed."""
     yield Document(
         headline=f"modelhealth: {_headline(difference)}",
-        facts=[*_new_warnings(difference), *_remarks(difference)],
+        facts=[*_new_findings(difference), *_remarks(difference)],
     )
     for test, *others in _alike(difference):
         names = listed([printable(other.id) for other in others], 4)
@@ -81,13 +86,23 @@ def _headline(difference: Difference) -> str:
     return f"{', '.join(counts)}; {difference.unchanged:,} unchanged"
 
 
-def _new_warnings(difference: Difference) -> Iterator[str]:
-    """Yield what the head warns of and the base did not, with how many tests it stands at."""
-    changes = (one for test in difference.tests for one in test.changes)
-    new = (place for one in changes if one.what == NEW_WARNING for place in one.places)
-    for (label, text), count in Counter((place.label, place.now) for place in new).items():
-        told = f"since this change: {printable(label)} ({printable(text)})"
-        yield told + f", in {count:,} tests" * (count > 1)
+def _new_findings(difference: Difference) -> Iterator[str]:
+    """Yield what the head finds and the base did not, warnings first, each cause once.
+
+    A layer that several tests share fails in each, by other numbers.
+    """
+    for what in (NEW_WARNING, NEW_FINDING):
+        causes: dict[tuple[str, str], list[str]] = {}
+        for change in (one for test in difference.tests for one in test.changes):
+            for place in change.places if change.what == what else ():
+                check = place.now.partition(":")[0]
+                causes.setdefault((place.label, check), []).append(place.now)
+        told = [one for one in causes.items() if what == NEW_WARNING or len(one[1]) > 1]
+        for (label, _), texts in told[:_MOST_REMARKS]:
+            count = f"{len(texts):,} tests: " * (len(texts) > 1)
+            yield f"since this change: {count}{printable(label)} ({printable(texts[0])})"
+        if len(told) > _MOST_REMARKS:
+            yield f"since this change: {len(told) - _MOST_REMARKS:,} more, see each test"
 
 
 def _remarks(difference: Difference) -> Iterator[str]:

@@ -13,6 +13,8 @@ HEAD = {
     "created": "2026-01-01T00:00:00+00:00",
     "environment": {"pytest_modelhealth": "1", "torch": "2", "python": "3", "platform": "x"},
     "exit_status": 0,
+    "ran": 1,
+    "skipped": {},
     "notes": [],
 }
 TOTALS = {

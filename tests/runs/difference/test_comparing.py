@@ -200,23 +200,40 @@ def test_tests_come_go_and_move() -> None:
     one, gone, moved = (
         made.test(inspection(), id=f"a.py::{name}") for name in ("t", "gone", "moved")
     )
-    base = made.run(made.test(inspection(finding()), id="a.py::mended"), one, gone, moved)
+    old = made.test(inspection(model="CNN"), id="a.py::old[1]")
+    skipped = [made.test(inspection(), id=one) for one in ("a.py::gpu", "gpu.py::test")]
+    mended = made.test(inspection(finding()), id="a.py::mended")
+    base = made.run(mended, one, gone, moved, old, *skipped)
     head = made.run(
         made.test(inspection(), id="a.py::mended"),
         one,
+        {**old, "id": "a.py::new[1]"},
         {**moved, "id": "b.py::moved"},
         made.test(inspection(), id="a.py::new"),
         made.test(inspection(finding()), id="a.py::bad"),
+        skipped={"a.py::gpu": "no GPU", "gpu.py": "no GPU"},
     )
     difference = compare(base, head)
     assert [(test.id, test.grade) for test in difference.tests] == [
         ("a.py::bad", Grade.WORSE),
         ("a.py::gone", Grade.WORSE),
+        ("a.py::new[1]", Grade.CHANGED),
         ("b.py::moved", Grade.CHANGED),
         ("a.py::new", Grade.CHANGED),
+        ("a.py::gpu", Grade.CHANGED),
+        ("gpu.py::test", Grade.CHANGED),
         ("a.py::mended", Grade.BETTER),
     ]
     assert difference.unchanged == 1
+    changes = {test.id: test.changes[0] for test in difference.tests}
+    renamed = Change("test", "renamed from", (Place("", "a.py::old[1]", "a.py::new[1]"),))
+    assert changes["a.py::new[1]"] == renamed
+    place = Place("", "passed", "skipped", "no GPU")
+    assert (
+        changes["gpu.py::test"] == changes["a.py::gpu"] == Change("test", "skipped now", (place,))
+    )
+    back = {test.id: test.changes[0].what for test in compare(head, base).tests}
+    assert back["a.py::gpu"] == back["gpu.py::test"] == "no longer skipped"
 
 
 def test_outcomes_that_no_result_explains_are_told() -> None:
@@ -257,12 +274,14 @@ def test_results_are_matched_by_kind_and_model() -> None:
     assert (change.places[0].label, change.what) == ("New", "new inspection")
 
 
-def test_runs_of_different_suites_are_refused() -> None:
-    """No test in common is wrong input; a model without a layer in common is another one."""
+def test_what_has_nothing_in_common_is_new_and_gone() -> None:
+    """A head with other tests only, and a model without a layer in common, which is another."""
     base = made.run(made.test(inspection()))
     other_test = made.run(made.test(inspection(), id="other.py::test_b"))
-    with pytest.raises(InspectionError, match=r"no test in common: one has test_a.py::test_a"):
-        compare(base, other_test)
+    whats = {test.id: test.changes[0].what for test in compare(base, other_test).tests}
+    assert whats == {
+        "test_a.py::test_a": "inspects nothing any more", "other.py::test_b": "new test"
+    }  # fmt: skip
     strange = [layer("conv", "Conv2d", shape=[8, 3, 7, 7]), layer("pool", "AvgPool2d")]
     for one in strange:
         one["tensors"] = [tensor(shape=[8, 3, 7, 7], count=1176)]
@@ -276,10 +295,11 @@ def test_runs_that_were_broken_off_say_so() -> None:
     """So do other versions."""
     base = made.run(made.test(inspection()))
     environment = {**made.HEAD["environment"], "torch": "3"}  # type: ignore[dict-item]
-    head = made.run(made.test(inspection()), exit_status=2, environment=environment)
+    early = "the run ended early, 1 of 3 tests ran: KeyboardInterrupt"
+    head = made.run(made.test(inspection()), notes=[early], environment=environment)
     assert compare(base, head).remarks == (
         "another environment: torch 2 is now 3",
-        "the run of the head was broken off, so tests may be missing",
+        f"of the head: {early}",
     )
     head = made.run(made.test(inspection()), environment={"torch": "2"})  # keys may be missing
     (remark,) = compare(base, head).remarks

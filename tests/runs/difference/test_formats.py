@@ -116,13 +116,25 @@ def test_a_comment_is_bounded(tests: int, layers: int) -> None:
 
 
 def test_new_warnings_come_first() -> None:
-    """Before what moved, once for all tests; another layer of an old warning is new, too."""
+    """Before findings and what moved, a cause once; another layer of an old warning is new."""
     warned = made.finding(message="is read by nothing")
     ids = ("t.py::a", "t.py::b")
     before = made.run(*(made.test(made.inspection(), id=one) for one in ids))
     now = made.run(*(made.test(made.inspection(warnings=[warned]), id=one) for one in ids))
     lines = render(compare(before, now), "markdown").splitlines()
-    assert lines[2] == "- `since this change: fc1 (dead_units: is read by nothing), in 2 tests`"
+    assert lines[2] == "- `since this change: 2 tests: fc1 (dead_units: is read by nothing)`"
+    found = [made.finding(message=f"{n} of 9 units") for n in (4, 5)]
+    worse = made.run(
+        *(
+            made.test(made.inspection(one, warnings=[warned]), id=name)
+            for name, one in zip(ids, found, strict=True)
+        )
+    )
+    lines = render(compare(before, worse), "markdown").splitlines()
+    assert lines[2:4] == [
+        "- `since this change: 2 tests: fc1 (dead_units: is read by nothing)`",
+        "- `since this change: 2 tests: fc1 (dead_units: 4 of 9 units)`",
+    ]
     more = [{**warned, "affected": ["fc2"]}]
     after = made.run(made.test(made.inspection(warnings=more), id=ids[0]))
     assert "`new warning`" in render(compare(now, after), "markdown")
