@@ -136,3 +136,46 @@ def adapted() -> Net:
         net = fresh().requires_grad_(False)
         net.block.fc = Adapted(net.block.fc)
     return net
+
+
+def edited(build: Callable[[], nn.Module], edit: Callable[[Any], object]) -> nn.Module:
+    """A model after an edit."""
+    model = build()
+    with torch.no_grad():
+        edit(model)
+    return model
+
+
+def unmasked(model: Any) -> None:
+    """Lose the mask of pruned weights."""
+    model.conv2.weight_mask.fill_(1)
+    prune.remove(model.conv2, "weight")
+
+
+def unloaded(model: Any) -> None:
+    """Merge an adapter and take it away."""
+    model.block.fc = model.block.fc.merge()
+
+
+def normed(affine: bool = True) -> nn.Module:
+    """A linear layer with a batch norm behind it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(300, 8), nn.BatchNorm1d(8, affine=affine))
+        net(batch())
+    return net.eval()
+
+
+def folded(net: Any) -> None:
+    """Scale a linear layer by the norm behind it, and take that away."""
+    norm = net[2]
+    scale = (norm.running_var + norm.eps).rsqrt() * (norm.weight if norm.affine else 1.0)
+    net[1].weight.mul_(scale[:, None])
+    net[1].bias.sub_(norm.running_mean).mul_(scale).add_(norm.bias if norm.affine else 0.0)
+    net[2] = nn.Identity()
+
+
+def wrongly_folded(net: Any) -> None:
+    """The same, but for one weight."""
+    folded(net)
+    net[1].weight[0, 0] *= 1.01

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -229,3 +230,56 @@ class Three(nn.Module):
     def forward(self, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y, z = self.first(b), self.second(c)
         return a * 2, y + a, z
+
+
+def having(**attributes: object) -> Callable[[nn.Module], nn.Module]:
+    """A copy with other attributes, such as an epsilon of a layer: ``norm__eps``."""
+
+    def candidate(model: nn.Module) -> nn.Module:
+        model = copy.deepcopy(model)
+        for path, value in attributes.items():
+            owner, _, name = path.rpartition("__")
+            setattr(model.get_submodule(owner), name, value)
+        return model
+
+    return candidate
+
+
+def spoiled(
+    make: Callable[[nn.Module], nn.Module], path: str, by: float
+) -> Callable[[nn.Module], nn.Module]:
+    """A rewritten copy in which a row of a weight is off."""
+
+    def candidate(model: nn.Module) -> nn.Module:
+        made = make(model)
+        made.get_parameter(path).data[1] *= by
+        return made
+
+    return candidate
+
+
+class LastSample(TimeFirst):
+    """Takes the last sample for the last step: the right shape and other numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.into(x).transpose(0, 1))[0][:, -1][:4])
+
+
+def last_sample(model: nn.Module) -> nn.Module:
+    """The model with the wrong step."""
+    made = LastSample()
+    made.load_state_dict(model.state_dict())
+    made.lstm.batch_first = False
+    return made
+
+
+def merged(scale: float) -> Callable[[nn.Module], nn.Module]:
+    """Its adapter merged into the weights beside it."""
+
+    def candidate(model: nn.Module) -> nn.Module:
+        made = copy.deepcopy(model)
+        made[0].base.weight.data += scale * made[0].b.weight.data @ made[0].a.weight.data
+        made[0] = made[0].base
+        return made
+
+    return candidate

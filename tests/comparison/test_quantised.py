@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,20 @@ from torch import nn
 from torch.ao import quantization
 from torch.nn.utils import prune
 
-from corpus.models.quantised import WAYS, adapted, batch, fresh, pruned, static
+from corpus.models.quantised import (
+    WAYS,
+    adapted,
+    batch,
+    edited,
+    folded,
+    fresh,
+    normed,
+    pruned,
+    static,
+    unloaded,
+    unmasked,
+    wrongly_folded,
+)
 from pytest_modelhealth import Inspector, compare
 
 OF_TORCHAO = () if find_spec("torchao") else ("torchao", "pt2e")
@@ -58,49 +70,6 @@ def test_a_fused_layer_stands_for_the_last_of_the_layers_in_it():
         pair = comparison[layer].pair
         assert (pair.output_of or layer) == last
         assert last == layer or comparison[last].pair.is_folded
-
-
-def edited(build: Callable[[], nn.Module], edit: Callable[[Any], object]) -> nn.Module:
-    """A model after an edit."""
-    model = build()
-    with torch.no_grad():
-        edit(model)
-    return model
-
-
-def unmasked(model: Any) -> None:
-    """Lose the mask of pruned weights."""
-    model.conv2.weight_mask.fill_(1)
-    prune.remove(model.conv2, "weight")
-
-
-def unloaded(model: Any) -> None:
-    """Merge an adapter and take it away."""
-    model.block.fc = model.block.fc.merge()
-
-
-def normed(affine: bool = True) -> nn.Module:
-    """A linear layer with a batch norm behind it."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Flatten(), nn.Linear(300, 8), nn.BatchNorm1d(8, affine=affine))
-        net(batch())
-    return net.eval()
-
-
-def folded(net: Any) -> None:
-    """Scale a linear layer by the norm behind it, and take that away."""
-    norm = net[2]
-    scale = (norm.running_var + norm.eps).rsqrt() * (norm.weight if norm.affine else 1.0)
-    net[1].weight.mul_(scale[:, None])
-    net[1].bias.sub_(norm.running_mean).mul_(scale).add_(norm.bias if norm.affine else 0.0)
-    net[2] = nn.Identity()
-
-
-def wrongly_folded(net: Any) -> None:
-    """The same, but for one weight."""
-    folded(net)
-    net[1].weight[0, 0] *= 1.01
 
 
 TRIPLES = [["conv1", "bn1", "relu1"], ["conv2", "bn2", "relu2"]]

@@ -19,9 +19,12 @@ from corpus.models.rewritten import (
     Scored,
     Tagger,
     Thirds,
-    TimeFirst,
     Twice,
     TwoTables,
+    having,
+    last_sample,
+    merged,
+    spoiled,
     step_by_step,
     time_first,
 )
@@ -35,62 +38,9 @@ STEPS, ROWS, SERIES = torch.randn(4, 5, 6), torch.randn(16, 6), torch.randn(4, 9
 IDS = torch.stack([torch.arange(16) % 5, torch.arange(16) % 7], 1)
 
 
-def having(**attributes: object) -> Callable[[nn.Module], nn.Module]:
-    """A copy with other attributes, such as an epsilon of a layer: ``norm__eps``."""
-
-    def candidate(model: nn.Module) -> nn.Module:
-        model = copy.deepcopy(model)
-        for path, value in attributes.items():
-            owner, _, name = path.rpartition("__")
-            setattr(model.get_submodule(owner), name, value)
-        return model
-
-    return candidate
-
-
-def spoiled(
-    make: Callable[[nn.Module], nn.Module], path: str, by: float
-) -> Callable[[nn.Module], nn.Module]:
-    """A rewritten copy in which a row of a weight is off."""
-
-    def candidate(model: nn.Module) -> nn.Module:
-        made = make(model)
-        made.get_parameter(path).data[1] *= by
-        return made
-
-    return candidate
-
-
-class LastSample(TimeFirst):
-    """Takes the last sample for the last step: the right shape and other numbers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(self.into(x).transpose(0, 1))[0][:, -1][:4])
-
-
-def last_sample(model: nn.Module) -> nn.Module:
-    """The model with the wrong step."""
-    made = LastSample()
-    made.load_state_dict(model.state_dict())
-    made.lstm.batch_first = False
-    return made
-
-
 def adapted() -> nn.Module:
     """A net with an adapter."""
     return nn.Sequential(Beside(), nn.ReLU(), nn.Linear(8, 3))
-
-
-def merged(scale: float) -> Callable[[nn.Module], nn.Module]:
-    """Its adapter merged into the weights beside it."""
-
-    def candidate(model: nn.Module) -> nn.Module:
-        made = copy.deepcopy(model)
-        made[0].base.weight.data += scale * made[0].b.weight.data @ made[0].a.weight.data
-        made[0] = made[0].base
-        return made
-
-    return candidate
 
 
 def normed() -> nn.Module:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from corpus.ranks.spread import batch, distributed, loss, net, share
 from pytest_modelhealth import Inspector
-from tests.ranks.engines import batch, distributed, loss, net, share
 from tests.ranks.launching import on_ranks
 
 ENGINES = ("ddp", "static graph", "fsdp")

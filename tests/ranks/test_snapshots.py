@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from corpus.ranks.spread import batch, distributed, loss, net, share, sharing
 from pytest_modelhealth import HealthReport, Inspector, compare
 from pytest_modelhealth.snapshot.drift import detect_drift
 from pytest_modelhealth.snapshot.file_format import dump, load
 from pytest_modelhealth.snapshot.snapshot import Snapshot, from_observation
-from tests.ranks.engines import batch, distributed, inspected, loss, net, share, sharing
+from tests.ranks.engines import inspected
 from tests.ranks.launching import on_ranks
 
 ENGINES = ("ddp", "fsdp", "fsdp+tp")
