@@ -253,6 +253,8 @@ def test_demanding_a_backward_pass_that_cannot_be(model, x):
         assert "no backward pass" in report.observation.notes[0]
         with pytest.raises(InspectionError, match=r"torch\.no_grad"):
             Inspector(model).run_inspection(x, backward=True)
+    with pytest.raises(InspectionError, match="depends on nothing that requires a gradient"):
+        Inspector(nn.Tanh()).run_inspection(x, backward=True)
 
 
 def test_run_batches_over_a_loader_of_pairs(model, x):

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from corpus.models.hooked import Small, x
-from pytest_modelhealth import InspectionError, Inspector
 from tests.capture.oracle import assert_alike, numbers, projection, report_of
 
 
@@ -102,9 +101,3 @@ def test_gradients_that_overflow_under_the_scale_are_said() -> None:
     assert "under the loss scale of 1.04858e+06" in note
     assert "GradScaler would skip this step" in note
     assert report.violations[0].check == "finite"
-
-
-def test_what_is_no_scaler_is_refused() -> None:
-    """The message says what to pass."""
-    with pytest.raises(InspectionError, match=r"pass the torch\.amp\.GradScaler itself"):
-        Inspector(Small()).run_inspection(x(), scaler=65536.0)

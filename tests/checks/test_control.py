@@ -6,28 +6,19 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from pytest_modelhealth import (
     Check,
     Inconclusive,
     Inspector,
-    LayerNotFoundError,
     ModelHealthError,
     ModelHealthWarning,
     Setting,
     SettingsError,
     Verdict,
 )
-
-
-@pytest.fixture
-def dead(mlp):
-    """A model whose first activation never fires."""
-    with torch.no_grad():
-        mlp.fc1.bias.fill_(-50.0)
-    return mlp
+from pytest_modelhealth.settings import Settings
 
 
 def found(report):
@@ -50,19 +41,16 @@ def test_a_check_that_is_not_chosen_does_not_run(chosen, dead, batch):
 
 
 def test_no_check_left_is_an_error(mlp, batch):
-    """A verdict on nothing would be healthy."""
-    report = Inspector(mlp, checks="finite", skip_checks="f*").run_inspection(batch)
-    with pytest.raises(SettingsError, match=r"no check is left to run: checks=\('finite',\)"):
-        _ = report.verdict
-
-
-def test_an_unknown_check_is_suggested(mlp):
-    """A misspelt name would choose nothing, or leave out nothing."""
-    for name in ("checks", "skip_checks"):
-        with pytest.raises(SettingsError, match=f"{name}: unknown check 'dead_unit'; did you mean"):
-            Inspector(mlp, **{name: "finite dead_unit"})
-        with pytest.raises(SettingsError, match="must be names of checks"):
-            Inspector(mlp, **{name: 3})
+    """A verdict on nothing would be healthy; nor has it any under settings without checks."""
+    for chosen, words in (
+        (
+            {"checks": "finite", "skip_checks": "f*"},
+            r"no check is left to run: checks=\('finite',\)",
+        ),
+        ({"settings": Settings(())}, "no check is left to run"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            _ = Inspector(mlp, **chosen).run_inspection(batch).verdict
 
 
 def test_a_threshold_by_layer_is_judged_by_layer(mlp, batch):
@@ -75,13 +63,6 @@ def test_a_threshold_by_layer_is_judged_by_layer(mlp, batch):
     assert (violation.layer, violation.limit, violation.folded) == ("fc2", 1e-9, ())
     assert violation.origin == "argument of inspector for 'fc2'"
     report.assert_healthy(thresholds={"*": {"max_grad_norm": None}})
-
-
-def test_a_pattern_without_a_layer_is_an_error(mlp, batch):
-    """A misspelt layer would keep the limit it was meant to lose."""
-    report = Inspector(mlp, thresholds={"fc9": {"max_grad_norm": 1.0}}).run_inspection(batch)
-    with pytest.raises(LayerNotFoundError, match=r"'fc9'.*matches no layer of.*did you mean 'fc"):
-        _ = report.verdict
 
 
 def test_what_warns_does_not_fail(dead, batch):
@@ -175,19 +156,11 @@ def test_a_warning_hides_no_failure(dead, batch):
 
 
 def test_a_waiver_by_call(dead, batch):
-    """`waive` reads as the marker does; without a reason or with a wrong check it is an error."""
+    """`waive` reads as the marker does."""
     report = Inspector(dead).waive("act1", check="dead_*", reason="a probe").run_inspection(batch)
     assert report.healthy
     (waiver,) = (found.waiver for found in report._judgement.waived)
     assert (waiver.reason, waiver.origin) == ("a probe", "argument of waive")
-    for arguments, message in [
-        ((["a"], {"reason": " "}), "reason='...' is missing"),
-        (([], {"reason": "why"}), "name the layers first"),
-        (([3], {"reason": "why"}), "name the layers as strings"),
-        ((["a"], {"check": "dead", "reason": "why"}), "unknown check 'dead'"),
-    ]:
-        with pytest.raises(SettingsError, match=f"argument of waive: {message}"):
-            Inspector(dead).waive(*arguments[0], **arguments[1])
 
 
 class Peak(Check):

@@ -1,20 +1,11 @@
 """`judge`: all checks together, selection of layers, waivers and the verdict."""
 
 import pytest
-import torch
 from torch import nn
 
-from pytest_modelhealth import Inspector, LayerNotFoundError, ModelHealthError, SettingsError
+from pytest_modelhealth import Inspector, ModelHealthError
 from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.settings.setting import Waiver
-
-
-@pytest.fixture
-def dead(mlp):
-    """A model whose first activation never fires."""
-    with torch.no_grad():
-        mlp.fc1.bias.fill_(-50.0)
-    return mlp
 
 
 def waiver(layers, check=None):
@@ -46,14 +37,6 @@ def test_fault_that_begins_elsewhere_is_told_where_its_effect_is_judged(batch):
     assert Inspector(Cut(), layers="head").run_inspection(batch).healthy
 
 
-def test_layers_that_match_nothing_are_an_error(dead, batch):
-    """A pattern without a layer would judge nothing and pass."""
-    with pytest.raises(
-        LayerNotFoundError, match=r"layers='fc9' \(argument of inspector\).*did you mean 'fc[12]'"
-    ):
-        _ = Inspector(dead, layers="fc9").run_inspection(batch).verdict
-
-
 @pytest.mark.parametrize("waived", [waiver("act1"), waiver("act*", "dead_units"), waiver("*")])
 def test_waiver_accepts_a_violation(waived, dead, batch):
     """A waived violation is kept apart with its waiver and does not count."""
@@ -73,12 +56,6 @@ def test_waiver_without_effect_is_reported(idle, dead, batch):
     assert report._judgement.unused_waivers == (idle,)
 
 
-def test_waiver_of_an_unknown_check_is_an_error():
-    """A misspelt check would waive nothing."""
-    with pytest.raises(SettingsError, match="here: unknown check 'dead_unit'; did you mean 'dead_"):
-        default_settings().waive(waiver("act1", "dead_unit"))
-
-
 def test_call_overrides_the_reports_own_limits(mlp, batch):
     """`assert_healthy` judges anew under the limits it is given, and says where they came from."""
     report = Inspector(mlp).run_inspection(batch)
@@ -86,14 +63,6 @@ def test_call_overrides_the_reports_own_limits(mlp, batch):
     with pytest.raises(ModelHealthError, match="argument of assert_healthy"):
         report.assert_healthy(max_grad_norm=1e-9)
     assert report.healthy
-
-
-def test_unknown_threshold_is_suggested(mlp, batch):
-    """A misspelt threshold is an error and not a limit that never applies."""
-    with pytest.raises(SettingsError, match="did you mean 'max_grad_norm'"):
-        Inspector(mlp, max_gradnorm=1.0)
-    with pytest.raises(SettingsError, match="must be a number"):
-        Inspector(mlp, max_grad_norm="10")
 
 
 def test_graver_findings_come_first(batch):

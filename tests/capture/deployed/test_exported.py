@@ -15,7 +15,7 @@ from corpus.models.exported import Block, Functions, PreNorm, classifier, ids
 from corpus.models.hooked import Nested, x
 from pytest_modelhealth import InspectionError, Inspector, ModelHealthError, compare
 from pytest_modelhealth.report import Status, Verdict
-from tests.capture.oracle import projection
+from tests.capture.oracle import assert_alike, report_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -112,20 +112,10 @@ def test_activations_and_units_of_a_program_are_told_by_the_original_classes() -
 def assert_same_layers(candidate: Any, model: nn.Module, batch: Tensor | None = None) -> Any:
     """Inspect both and do nothing if they show the same layers and numbers; return the first."""
     batch = x() if batch is None else batch
-    report = Inspector(candidate).run_inspection(batch, loss=projection)
-    expected = Inspector(model).run_inspection(batch, loss=projection)
-    assert report.observation.errors == ()
-    assert list(report.layers) == list(expected.layers)
-    for layer in expected:
-        seen = report[layer.name]
-        assert (seen.type_name, seen.activation) == (layer.type_name, layer.activation)
-        assert (seen.status, seen.calls) == (layer.status, layer.calls), layer.name
-        assert seen.parameter_gradients.keys() == layer.parameter_gradients.keys()
-        for role in ("inputs", "activations", "gradients"):
-            ours, theirs = seen.statistics(role), layer.statistics(role)
-            assert (ours.count, ours.shape) == (theirs.count, theirs.shape)
-            numbers = [theirs.mean, theirs.std, theirs.abs_max]
-            assert [ours.mean, ours.std, ours.abs_max] == pytest.approx(numbers, abs=1e-6)
+    report, expected = report_of(candidate, batch), report_of(model, batch)
+    assert_alike(report, expected, 1e-6)
+    forms = [(e.name, e.activation, e.activations.shape) for e in expected]
+    assert [(s.name, s.activation, s.activations.shape) for s in report] == forms
     return report
 
 
