@@ -126,3 +126,59 @@ class ThroughPython(nn.Module):
     def forward(self, x):
         places = self.position(torch.tensor([3] * len(x)))
         return self.b(self.way(self.a(x)).reshape(len(x), -1)), places
+
+
+class Twins(nn.Module):
+    """Two towers that are given the batch, one of them another multiple of it, and a head."""
+
+    def __init__(self, *dead, factor=1.0):
+        super().__init__()
+        self.left, self.right = (
+            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8), nn.Tanh())
+            for _ in range(2)
+        )
+        self.head, self.factor = nn.Linear(8, 2), factor
+        for tower in dead:
+            nn.init.constant_(self.get_submodule(tower)[0].bias, -50.0)
+
+    def forward(self, x):
+        return self.head(self.left(x) + self.right(self.factor * x))
+
+
+class Detached(nn.Module):
+    """A critic beside a policy, on features that it is given detached."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
+        self.policy, self.critic = nn.Linear(8, 4), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        self.aside = nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.encoder(x)
+        self.aside(h)
+        return self.policy(h), self.critic(h.detach())
+
+
+class Silent(nn.Module):
+    """A layer that dies, and a logarithm of its own between it and layers that meet no number."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.act = nn.Linear(16, 32), nn.ReLU()
+        self.conv, self.norm = nn.Linear(32, 16), nn.BatchNorm1d(16)
+        nn.init.constant_(self.fc.bias, -50.0)
+
+    def forward(self, x):
+        return self.norm(self.conv(torch.log(self.act(self.fc(x)))))
+
+
+class Wide(nn.Module):
+    """Many towers beside each other."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+
+    def forward(self, x):
+        return torch.stack([tower(x) for tower in self.towers]).sum(0)

@@ -614,3 +614,19 @@ def matching(scores: Tensor) -> Tensor:
 
 def contrastive() -> Subject:
     return subject(Siamese(), views, matching)
+
+
+class Masked(nn.Module):
+    """A linear layer whose first outputs, and first inputs, are multiplied by zero."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 24)
+        self.rows, self.columns = rows, columns
+        with torch.no_grad():
+            self.fc.weight[:rows] = 0.0
+            self.fc.weight[:, :columns] = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x * (torch.arange(16) >= self.columns))
+        return x * (torch.arange(24) >= self.rows)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from corpus.models.hooked import x
+from corpus.models.hooked import InPlace, x
 from pytest_modelhealth import Inspector, ModelHealthError
 from pytest_modelhealth.report import Status
 from tests.capture.oracle import assert_alike, changes, fingerprint, projection, report_of
@@ -27,17 +27,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
         return F.gelu(self.lin(x) * self.scale) * gain, x + 1
-
-
-class InPlace(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.lin(x)
-        F.relu_(x)
-        return x
 
 
 class Net(nn.Module):

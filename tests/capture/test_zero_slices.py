@@ -9,28 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.models.small import Masked
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing import recorder
 from pytest_modelhealth.capture.observing.sample_statistics import zero_slices
 from pytest_modelhealth.report import ZeroSlices
 from pytest_modelhealth.statistics import Ledger
 from tests.capture.oracle import report_of
-
-
-class Masked(nn.Module):
-    """A linear layer whose first outputs, and first inputs, are multiplied by zero."""
-
-    def __init__(self, rows: int, columns: int) -> None:
-        super().__init__()
-        self.fc = nn.Linear(16, 24)
-        self.rows, self.columns = rows, columns
-        with torch.no_grad():
-            self.fc.weight[:rows] = 0.0
-            self.fc.weight[:, :columns] = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.fc(x * (torch.arange(16) >= self.columns))
-        return x * (torch.arange(24) >= self.rows)
 
 
 def seen(model: nn.Module, batch: Tensor) -> dict[str, ZeroSlices]:

@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from corpus import Case, cases
-from corpus.models.starts import ClassToken, Faces, Margin, Scaled, StandardisedConv
+from corpus.models.starts import (
+    ClassToken,
+    Faces,
+    Last,
+    Rounded,
+    Scaled,
+    StandardisedConv,
+    cosine_logits,
+)
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.observing.autograd_graph import are_cosines
 from pytest_modelhealth.checks.facts import linear_maps
@@ -67,30 +75,6 @@ def test_a_gain_is_no_kernel(inspect):
     assert [found.tensor for found in linear_maps(report["1"])] == ["weight"]
 
 
-def cosine_logits():
-    """Logits that are cosines and logits that are not, with the truth."""
-    torch.manual_seed(0)
-    x, w = torch.randn(8, 6, requires_grad=True), nn.Parameter(torch.randn(3, 6))
-    labels = torch.randint(0, 3, (8,))
-    unit, centres = nn.functional.normalize(x), nn.functional.normalize(w)
-    cosines = unit @ centres.T
-    moved = cosines.clone()
-    moved[torch.arange(8), labels] -= 0.35
-    by_hand = (x / x.norm(dim=1, keepdim=True)) @ (w / w.square().sum(1, keepdim=True).sqrt()).T
-    normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3, bias=False))
-    yield "mm", cosines * 64, True
-    yield "index", moved * 64, True
-    yield "by hand", by_hand, True
-    yield "weight norm", normed(unit) / 0.07, True
-    yield "angle", Margin(width=6)(x, labels), True
-    yield "function", nn.functional.cosine_similarity(x[:, None], w[None], dim=-1) * 30, True
-    yield "learned scale", cosines * nn.Parameter(torch.tensor(2.6)).exp(), True
-    yield "plain", (x @ w.T) * 64, False
-    yield "one side only", (unit @ w.T) * 64, False
-    yield "a layer after", torch.relu(cosines) * 64, False
-    yield "normalised late", nn.functional.normalize(x @ w.T) * 64, False
-
-
 @pytest.mark.parametrize(
     ("logits", "truth"), [pytest.param(t, is_, id=name) for name, t, is_ in cosine_logits()]
 )
@@ -111,17 +95,6 @@ def test_a_gradient_that_vanishes_before_layerscale_is_no_design(inspect):
     assert "saturated" in violation.cause
 
 
-class Last(nn.Module):
-    """Applies a net to the dimension of the channels."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        return self.net(x.transpose(1, 2)).transpose(1, 2)
-
-
 def test_queries_of_the_last_block_rounded_are_warned_of(inspect):
     """Where a class token alone is read, no queries of the others are needed: it says so."""
     model = ClassToken(start=1.0)
@@ -130,17 +103,6 @@ def test_queries_of_the_last_block_rounded_are_warned_of(inspect):
     images, labels = torch.randn(32, 1, 8, 8), torch.randint(0, 10, (32,))
     report = inspect(model, images, labels, loss=nn.functional.cross_entropy)
     assert "blocks.2.attention.qkv.q" in {w.layer for w in report.warnings}
-
-
-class Rounded(nn.Module):
-    """Queries from a layer of their own, rounded."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
-
-    def forward(self, x):
-        return torch.cat([self.q(x).round(), self.kv(x)], -1)
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,7 @@ import torch
 from torch import nn
 
 from corpus.checks.parts import Applies
-
-
-def deep(activation, std, after, depth=16):
-    """Return a net of batch normalisations whose weights have this deviation, fresh."""
-    layers = []
-    for _ in range(depth):
-        linear = nn.Linear(16, 16)
-        nn.init.normal_(linear.weight, std=std)
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.BatchNorm1d(16), activation()]
-    return nn.Sequential(*layers, after, nn.Linear(16, 4))
-
+from corpus.models.starts import deep, drawn
 
 KINDS = {
     "activation_scale": lambda: deep(nn.Identity, 0.6, nn.Identity()),
@@ -83,16 +72,6 @@ def test_what_depth_cannot_explain_stays_a_fault(batch, inspect):
     model[6].register_forward_hook(lambda module, args, out: out.detach())
     report = inspect(model, batch, loss=lambda out: out.square().mean())
     assert [v.check for v in report.violations] == ["missing_gradients"]
-
-
-def drawn(model, centre, shift):
-    """Draw the scales of its batch normalisations around `centre`, and shifts with a deviation."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            nn.init.normal_(module.weight, centre, 0.02)
-            nn.init.normal_(module.bias, std=shift)
-    nn.init.zeros_(model[-1].bias)
-    return model
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.models.exported import Summed
 from pytest_modelhealth import InspectionError, Inspector, LayerNotFoundError, compare
 from pytest_modelhealth.report import Status
 
@@ -191,17 +192,6 @@ def test_a_graph_without_metadata_is_compared_by_its_outputs(model, x, path, old
     wrong = compare(model, proto, x)
     assert wrong.first_divergence.layer == ""
     assert "no layer inside the candidate can be told" in wrong.first_divergence.story
-
-
-class Summed(nn.Module):
-    """A block that ends in an activation, which static quantisation does by its rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.relu = nn.Linear(6, 6), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.fc(x) + x)
 
 
 def test_rounding_in_the_place_of_an_activation_is_of_the_block_that_had_it(tmp_path):
