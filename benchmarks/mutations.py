@@ -218,13 +218,13 @@ MUTATIONS = [
         "a story of missing gradients is told at its first layer, and not at its last",
         "place: object = last  # what one line does in every block is one fault",
         "place: object = name  # what one line does in every block is one fault",
-        "tests/checks/test_tables.py tests/checks/test_cuts.py",
+        "tests/checks/test_tables.py tests/checks/test_beside_tables.py",
     ),
     Mutation(
         "layers that stand in for their siblings pass",
         "stand_ins = list(_stand_ins(observation, flow, modules))",
         "stand_ins: list[Finding] = []",
-        "tests/checks/test_tables.py tests/checks/test_wiring.py",
+        "tests/checks/test_tables.py tests/checks/test_beside_tables.py",
     ),
     # ---- judging and settings
     Mutation(

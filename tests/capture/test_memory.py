@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.state import Memory, State
 from tests.capture.oracle import fingerprint, raw
 
@@ -276,3 +278,56 @@ def test_attributes_are_the_same_objects_in_their_order(change: str) -> None:
     assert state.is_as_it_was()
     assert [(name, id(value)) for name, value in vars(module).items()] == before
     assert not module._forward_hooks
+
+
+# ---- tensors in a file ---------------------------------------------------------------------------
+
+
+KEPT = [
+    torch.randn(3, 4),
+    torch.randn(5).bfloat16(),
+    torch.tensor(2.5, dtype=torch.float64),
+    torch.empty(0, 3),
+    torch.arange(6).view(2, 3).T,
+    torch.tensor([True, False]),
+    torch.tensor([float("nan"), float("inf")]),
+]
+
+
+@pytest.mark.parametrize("budget", [0, 60, 1 << 20])
+def test_tensors_come_back_as_they_were(budget):
+    """Shape, dtype and bits survive, in memory and in the file, a later write to the tensor too."""
+    with TensorStore(budget) as store:
+        given = [tensor.clone() for tensor in KEPT]
+        numbers = [store.put(tensor) for tensor in given]
+        for tensor in given:
+            tensor.zero_()
+        for number, tensor in zip(numbers, KEPT, strict=True):
+            assert store[number].dtype == tensor.dtype
+            torch.testing.assert_close(store[number], tensor, rtol=0, atol=0, equal_nan=True)
+        assert store.in_memory <= budget
+        assert store.in_memory + store.on_disk == sum(tensor.nbytes for tensor in KEPT)
+        assert len(store) == len(KEPT)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+def test_the_file_goes_with_an_exception(tmp_path, monkeypatch):
+    """However the context ends, no file is left, open or in the folder."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = open_files()
+
+    def interrupted() -> None:
+        with TensorStore(0) as store:
+            store.put(torch.ones(100))
+            assert open_files() == before + 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert open_files() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def open_files() -> int:
+    """Return how many files this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))

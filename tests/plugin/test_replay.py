@@ -291,7 +291,7 @@ def test_ctrl_c_leaves_nothing_behind(nets: pytest.Pytester, ctrl_c: None) -> No
             signal.raise_signal(signal.SIGINT)
         """
     )
-    result = nets.runpytest_subprocess(*OPTIONS)
+    result = nets.runpytest(*OPTIONS, no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert bundles(nets) == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
