@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from corpus.subject import Subject, subject
 
@@ -630,3 +631,14 @@ class Masked(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc(x * (torch.arange(16) >= self.columns))
         return x * (torch.arange(24) >= self.rows)
+
+
+class Checkpointed(nn.Sequential):
+    """Two blocks, whose activations are computed again in the backward pass, if it is on."""
+
+    is_on = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = checkpoint(block, x, use_reentrant=False) if self.is_on else block(x)
+        return x

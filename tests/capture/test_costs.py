@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from corpus.models.hooked import ZOO, make, seeded
+from corpus.models.small import Checkpointed
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.costing.measure import FurtherRun, measured_forward
@@ -216,17 +216,6 @@ def test_nothing_is_saved_where_no_gradient_is_asked_for() -> None:
     with torch.no_grad():
         assert costs_of(model, batch).saved_bytes == 0
     assert costs_of(model.requires_grad_(False), batch).saved_bytes == 0
-
-
-class Checkpointed(nn.Sequential):
-    """Two blocks, whose activations are computed again in the backward pass, if it is on."""
-
-    is_on = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self:
-            x = checkpoint(block, x, use_reentrant=False) if self.is_on else block(x)
-        return x
 
 
 def test_activation_checkpointing_shows() -> None:

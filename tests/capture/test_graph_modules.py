@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from corpus.models.hooked import InPlace, x
+from corpus.models import hooked
+from corpus.models.hooked import InPlace, Sourced, x
 from pytest_modelhealth import Inspector, ModelHealthError
 from pytest_modelhealth.report import Status
 from tests.capture.oracle import assert_alike, changes, fingerprint, projection, report_of
@@ -96,20 +97,9 @@ def test_a_call_that_the_graph_does_not_tell_is_opaque() -> None:
     assert "torch.fx inlined it" in layer.reason
 
 
-class Sourced(nn.Module):
-    """A layer whose calls stand in this file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.fc(x))  # the line that is sought
-
-
 LINE = 1 + next(
     place
-    for place, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines())
+    for place, text in enumerate(Path(hooked.__file__).read_text(encoding="utf-8").splitlines())
     if text.endswith("# the line that is sought")
 )
 
@@ -124,9 +114,9 @@ def test_each_layer_has_the_line_it_comes_from_where_the_graph_knows_it() -> Non
     for candidate in (traced, exported):
         report = Inspector(candidate).run_inspection(torch.randn(40, 6))
         for layer in ("0.fc", "0.relu"):
-            assert report[layer].source == f"{__file__}:{LINE}"
+            assert report[layer].source == f"{hooked.__file__}:{LINE}"
             written = next(one for one in report.to_dict()["layers"] if one["name"] == layer)
-            assert written["source"] == f"{__file__}:{LINE}"
+            assert written["source"] == f"{hooked.__file__}:{LINE}"
     silent = Inspector(fx.symbolic_trace(model)).run_inspection(torch.randn(40, 6))
     for layer in ("0.fc", "0.relu"):  # no line of the code that torch.fx writes
         assert silent.observation.called_at(layer) == silent[layer].source == ""

@@ -12,27 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.tensors import TENSORS, VIEWS
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.state import Memory, State
 from tests.capture.oracle import fingerprint, raw
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
-
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "whole": lambda base: base,
-    "expanded": lambda base: base[3:4].expand(5),
-    "expanded rows": lambda base: base[:3].expand(4, 3),
-    "expanded columns": lambda base: base[:3, None].expand(3, 4),
-    "expanded without elements": lambda base: base[:0, None].expand(0, 4),
-    "overlapping": lambda base: base.as_strided((4, 3), (1, 1), 2),
-    "overlapping, with gaps": lambda base: base.as_strided((3, 2), (4, 8)),
-    "unfolded": lambda base: base.unfold(0, 4, 2),
-    "column": lambda base: base.view(6, 4)[:, 1],
-    "block": lambda base: base.view(6, 4)[1:3, 1:3].t(),
-    "every third": lambda base: base[1::3],
-    "expanded column": lambda base: base.view(6, 4)[:, 1:2].expand(6, 3),
-}
 
 
 class Holder:
@@ -111,47 +97,6 @@ def test_what_a_view_shows_is_restored(view: str, as_attribute: bool) -> None:
             assert torch.equal(base[last:], start[last:] + 1.5 * number)
     assert (buffer.stride(), buffer.data_ptr()) == (stride, VIEWS[view](base).data_ptr())
     assert base._version == version + 3  # restoring is no write that autograd sees
-
-
-def _quantized() -> Tensor:
-    return torch.quantize_per_tensor(torch.tensor([1.0, -2.0]), 0.1, 0, torch.qint8)
-
-
-def _quantized_by_float_channels() -> Tensor:
-    scales = torch.tensor([0.1, 0.2])
-    return torch.quantize_per_channel(torch.ones(2, 3), scales, torch.zeros(2), 0, torch.quint8)
-
-
-def _jagged() -> Tensor:
-    parts = [torch.arange(2.0), torch.arange(3.0)]
-    return torch.nested.nested_tensor(parts, layout=torch.jagged)
-
-
-TENSORS: dict[str, Callable[[], Tensor]] = {
-    "negative bit": lambda: torch._neg_view(torch.tensor([0.0, -0.0, torch.nan, 2.0])),
-    "conjugate bit": lambda: torch.tensor([1 + 2j, -0.0 - 0.0j]).conj(),
-    "imaginary part": lambda: torch.tensor([1 + 2j, 3 - 4j]).imag,
-    "imaginary part, conjugated": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
-    "complex column": lambda: torch.ones(3, 2, dtype=torch.complex128)[:, 1],
-    "float8": lambda: torch.ones(3).to(torch.float8_e5m2),
-    "booleans, expanded": lambda: torch.ones(1, dtype=torch.bool).expand(4, 4),
-    "scalar": lambda: torch.tensor(torch.nan),
-    "read as another dtype": lambda: torch.ones(3).view(torch.int16),
-    "quantized": _quantized,
-    "quantized by channels, float": _quantized_by_float_channels,
-    "coordinates": lambda: torch.eye(3).to_sparse(),
-    "coordinates, not coalesced": lambda: torch.sparse_coo_tensor(
-        torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (3,)
-    ),
-    "compressed rows": lambda: torch.eye(3).to_sparse_csr(),
-    "compressed columns": lambda: torch.eye(3).to_sparse_csc(),
-    "blocks": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "jagged": _jagged,
-    "mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
-    "meta": lambda: torch.ones(3, device="meta"),
-    "meta, expanded": lambda: torch.ones(1, device="meta").expand(3),
-}
 
 
 def written(tensor: Tensor) -> Tensor:

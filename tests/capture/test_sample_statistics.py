@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from corpus.models.small import Masked
+from corpus.tensors import zeros_but
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing import recorder
 from pytest_modelhealth.capture.observing.sample_statistics import equal_samples, zero_slices
@@ -23,13 +24,6 @@ def by_brute_force(tensor: Tensor) -> bool:
     """Whether every sample equals the first, element by element."""
     samples = [sample.flatten().tolist() for sample in tensor]
     return all(a == b for one in samples[1:] for a, b in zip(one, samples[0], strict=True))
-
-
-def zeros_but(*place: int) -> Tensor:
-    """Return a batch of zeros in which one element is not."""
-    tensor = torch.zeros(4, 100)
-    tensor[place] = 1.0
-    return tensor
 
 
 TENSORS: dict[str, Callable[[], Tensor]] = {

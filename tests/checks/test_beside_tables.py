@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from corpus.checks.cuts import Part, Reading, net, translated
+from corpus.checks.cuts import Auxiliary, Part, Reading, translated
 from corpus.checks.finite import around, branches, logged, masked, rooted
 from corpus.checks.parts import Applies, Net
 from corpus.checks.unregistered import in_a_list, keeping, linear
-from corpus.checks.wiring import HEALTHY
+from corpus.checks.wiring import HEALTHY, TakesKeys
 from pytest_modelhealth import HealthReport
 from pytest_modelhealth.checks.judging import judge
 
@@ -98,19 +98,6 @@ def test_a_cut_is_told_once_in_the_text(inspect: Inspect) -> None:
     assert inspect(model, inputs, loss=loss).render("failure").count("`detach` at") == 1
 
 
-class Auxiliary(nn.Module):
-    """A trunk with two heads and a part that is detached, or not."""
-
-    def __init__(self, *, cuts: bool) -> None:
-        super().__init__()
-        self.trunk, self.head, self.aux = net(16, 16, 16), nn.Linear(16, 4), nn.Linear(16, 4)
-        self.cuts = cuts
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = self.trunk(x)
-        return self.head(h.detach() if self.cuts else h), self.aux(x)
-
-
 def test_a_flow_that_was_inferred_accuses_no_head(batch: Tensor, inspect: Inspect) -> None:
     """Autograd still says what no output depends on."""
     for cuts, layers in ((False, []), (True, ["trunk.2"])):
@@ -134,17 +121,6 @@ def test_weights_that_a_function_uses_are_used_without_gradients_too(inspect):
     """The flow has them by name where no gradient tells."""
     model, batch = HEALTHY["weights used by a function"]()
     assert findings(inspect(model, batch, backward=False)) == []
-
-
-class TakesKeys(nn.Module):
-    """Reads one key of the object that it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(16, 4)
-
-    def forward(self, batch):
-        return self.fc(batch["x"])
 
 
 def test_what_lies_inside_an_object_may_be_for_others(inspect):
