@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -182,3 +183,29 @@ class Wide(nn.Module):
 
     def forward(self, x):
         return torch.stack([tower(x) for tower in self.towers]).sum(0)
+
+
+class Block(nn.Module):
+    """A residual block with a functional activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.norm, self.fc2 = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        """Compute."""
+        return x + self.fc2(F.relu(self.norm(self.fc1(x))))
+
+
+class Net(nn.Module):
+    """Two blocks and a head, with a mask as keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x, scale=1.0, *, mask=None):
+        """Compute."""
+        h = self.blocks(x) * scale
+        return self.head(h if mask is None else h * mask)

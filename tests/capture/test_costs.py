@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from corpus.models.counted import bert, lstm, net
 from corpus.models.hooked import ZOO, make, seeded
 from corpus.models.small import Checkpointed
 from pytest_modelhealth import Inspector
@@ -50,23 +51,6 @@ def test_measuring_leaves_every_model_as_it_was(name: str) -> None:
         assert again.costs.peak_bytes >= again.costs.held_bytes
 
 
-class Net(nn.Module):
-    """Convolutions, functional layers, a residual, a frozen layer, one that is never called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.conv = nn.Conv2d(8, 8, 3, padding=1, groups=2)
-        self.head = nn.Linear(8, 4).requires_grad_(False)
-        self.never = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.stem(x)))
-        x = x + self.conv(x)
-        return self.head(x.mean((2, 3))) @ torch.ones(4, 2)
-
-
 def costs_of(model: nn.Module, batch: object) -> Costs:
     """What one forward costs."""
     costs = measured_forward(find_engine(model), Request(model, batch)).costs
@@ -80,26 +64,6 @@ def counted(model: nn.Module, *batch: object) -> FlopCounterMode:
     with FlopCounterMode(display=False) as counter:
         model(*batch)
     return counter
-
-
-def bert() -> tuple[nn.Module, Tensor]:
-    """A small BERT whose attention is matrix products that torch's counter knows."""
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        vocab_size=100,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        attn_implementation="eager",
-    )
-    return BertModel(config), torch.randint(0, 100, (2, 9))
-
-
-def net() -> tuple[nn.Module, Tensor]:
-    """The network above, and a batch."""
-    return Net(), torch.randn(4, 3, 16, 16)
 
 
 @pytest.mark.parametrize("made", [net, bert])
@@ -181,11 +145,6 @@ def kept_for_backward(model: nn.Module, *batch: Tensor) -> int:
     sizes = [t.untyped_storage().nbytes() for at, t in kept.items() if at not in there]
     del output
     return sum(sizes)
-
-
-def lstm() -> tuple[nn.Module, Tensor]:
-    """Two layers in both directions."""
-    return nn.LSTM(12, 20, 2, bidirectional=True), torch.randn(7, 3, 12)
 
 
 @pytest.mark.parametrize("made", [net, bert, lstm])

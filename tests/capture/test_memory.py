@@ -12,36 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corpus.tensors import TENSORS, VIEWS
+from corpus.tensors import TENSORS, VIEWS, Writes
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.state import Memory, State
 from tests.capture.oracle import fingerprint, raw
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
-
-
-class Holder:
-    """Keeps a tensor out of the engine's sight: objects of the user's classes are not opened."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
-class Writes(nn.Module):
-    """Writes to its buffers by `write`, and ends as `end` says."""
-
-    def __init__(self, write: Callable[[nn.Module], Any], **buffers: Tensor) -> None:
-        super().__init__()
-        self.lin, self.write, self.end = nn.Linear(3, 3), write, lambda: None
-        for name, tensor in buffers.items():
-            self.register_buffer(name, tensor)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.write(self)
-        self.end()
-        return self.lin(x)
 
 
 def fail() -> None:
