@@ -231,13 +231,13 @@ MUTATIONS = [
         "a waived violation fails all the same",
         "        if waiver is not None:\n",
         "        if waiver is not None and not finding.layer:\n",
-        "tests/checks/test_judge.py tests/test_inspector.py",
+        "tests/checks/test_control.py tests/test_inspector.py",
     ),
     Mutation(
         "of several thresholds for a layer the first one wins",
         "for special in self.layer_limits[::-1]:",
         "for special in self.layer_limits:",
-        "tests/test_settings.py tests/checks/test_judge.py",
+        "tests/test_settings.py tests/checks/test_control.py",
     ),
     Mutation(
         "skipped checks run",
