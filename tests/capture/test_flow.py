@@ -368,6 +368,7 @@ assert report.healthy and report.flow.is_exact, report
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is that of Linux")
 def test_the_graph_of_a_long_loop_is_freed() -> None:
     """Such a graph overflows the stack of the thread that frees it: a process of its own shows.

@@ -77,7 +77,7 @@ def test_wherever_a_test_inspects(nets: pytest.Pytester) -> None:
 
     The commands run as they are printed.
     """
-    nets.makeini("[pytest]\naddopts = --modelhealth-replay=out -n 2 -p no:cacheprovider")
+    nets.makeini("[pytest]\naddopts = --modelhealth-replay=out -n 1 -p no:cacheprovider")
     nets.makepyfile(
         test_it="""
         import nets, pytest

@@ -17,6 +17,8 @@ from .workflows import SkippedError, Workflow
 RECIPES = Path(__file__).parents[2] / "recipes" / "github"
 FORK = "other/digits"
 
+pytestmark = pytest.mark.slow  # each runs tools in processes of their own
+
 
 def pull_request(project: Project, of: str = "me/digits") -> Workflow:
     """Return the workflow for a pull request whose branch stands in the checkout."""
