@@ -306,13 +306,13 @@ MUTATIONS = [
         "only the even samples are overwritten",
         "index = torch.where(samples.numbers % 2 == parity, first, rows)",
         "index = torch.where(samples.numbers % 2 == 0, first, rows)",
-        "tests/probes/test_corpus.py",
+        "tests/corpus/test_verdicts.py",
     ),
     Mutation(
         "later steps are changed from an even one on",
         "return min(self.length // 2 | 1, self.length - 1)",
         "return self.length // 2 // 2 * 2",
-        "tests/probes/test_corpus.py",
+        "tests/corpus/test_verdicts.py",
     ),
     Mutation(
         "a mask is read with padding for real",
