@@ -181,6 +181,7 @@ def test_a_wrong_loss_is_refused(arguments: dict[str, Any], message: str) -> Non
         ([BATCH], {"max_batches": 0}, "there was no batch"),
         ([BATCH], {"max_batches": -1}, "a whole number"),
         ([BATCH], {"max_batches": "2"}, "a whole number"),
+        ([BATCH], {"max_batches": True}, "a whole number"),
         (
             [BATCH],
             {"loss": F.mse_loss},

@@ -412,15 +412,6 @@ def test_waiver_without_effect_is_reported(idle, dead, batch):
     assert report._judgement.unused_waivers == (idle,)
 
 
-def test_call_overrides_the_reports_own_limits(mlp, batch):
-    """`assert_healthy` judges anew under the limits it is given, and says where they came from."""
-    report = Inspector(mlp).run_inspection(batch)
-    report.assert_healthy()
-    with pytest.raises(ModelHealthError, match="argument of assert_healthy"):
-        report.assert_healthy(max_grad_norm=1e-9)
-    assert report.healthy
-
-
 def test_graver_findings_come_first(batch):
     """NaN stands before dead units, whatever the order of execution."""
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from corpus import Case, cases
 from corpus.models.starts import (
     ClassToken,
     Faces,
@@ -16,56 +15,8 @@ from corpus.models.starts import (
     StandardisedConv,
     cosine_logits,
 )
-from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.observing.autograd_graph import are_cosines
 from pytest_modelhealth.checks.facts import linear_maps
-from pytest_modelhealth.report import Verdict
-
-# those that take seconds to train are judged with the others of the corpus
-STARTS = (
-    "standardised convolutions, gains of one and zero",
-    "last norm of each branch zero, around an activation",
-    "standardised convolution of tiny raw weights",
-    "ArcFace",
-    "CosFace",
-    "ArcFace as the loss",
-    "cosines times 64",
-    "classifier of the faults beside them",
-    "wide convolutions of std 0.3 before batch norms",
-    "wide convolutions of std 0.3 before norms of one's own",
-    "LayerScale of 1e-6, class token, relative positions",
-    "LayerScale of 1e-4, pooled queries, class token",
-    "head that starts at 1e-8",
-    "factors of one in a trunk",
-)
-CONTROLS = [case for case in cases(role="control") if case.name in STARTS]
-FAULTS = [case for case in cases(role="fault") if case.healthy.__module__ == "corpus.models.starts"]
-
-
-def report_on(case: Case) -> HealthReport:
-    """Inspect a case under default settings."""
-    made = case.build()
-    options = {} if made.loss is None else {"loss": made.loss}
-    return Inspector(made.model).run_inspection(made.inputs, made.target, **options)
-
-
-def named(case):
-    """The id of a case."""
-    return case.name
-
-
-@pytest.mark.parametrize("case", CONTROLS, ids=named)
-def test_a_start_by_design_is_healthy(case):
-    """What a paper or library starts with is no fault."""
-    report = report_on(case)
-    assert report.verdict is not Verdict.UNHEALTHY, report.render("failure")
-
-
-@pytest.mark.parametrize("case", FAULTS, ids=named)
-def test_the_nearest_fault_is_caught(case):
-    """The fault beside it is named at its layer, with its cause."""
-    found = [v for v in report_on(case).violations if case.is_at(v.layer)]
-    assert any(case.is_named_in(f"{v.message} {v.cause}") for v in found), found
 
 
 def test_a_gain_is_no_kernel(inspect):

@@ -83,6 +83,23 @@ PAIRS = [
     "mask as finite numbers that are added",
     "adapters merged without their scale",
 ]
+# those that take seconds to train are judged with the others of the corpus
+STARTS = [
+    "standardised convolutions, gains of one and zero",
+    "last norm of each branch zero, around an activation",
+    "standardised convolution of tiny raw weights",
+    "ArcFace",
+    "CosFace",
+    "ArcFace as the loss",
+    "cosines times 64",
+    "classifier of the faults beside them",
+    "wide convolutions of std 0.3 before batch norms",
+    "wide convolutions of std 0.3 before norms of one's own",
+    "LayerScale of 1e-6, class token, relative positions",
+    "LayerScale of 1e-4, pooled queries, class token",
+    "head that starts at 1e-8",
+    "factors of one in a trunk",
+]
 BY_SNAPSHOT = ["layer norm written out", "batch first into time first", *PAIRS[-5:]]
 
 UNPLACED = {
@@ -139,6 +156,7 @@ def is_told(judged: Judged) -> bool:
     return judged.is_right or judged.is_only_warned_of
 
 
+BESIDE_STARTS = [c for c in cases(role="fault") if c.healthy.__module__ == "corpus.models.starts"]
 DEPLOYED = [c for c in cases(kind="deployed") if (c.name, c.architecture) != FALSE_ALARM]
 LEAKS = [*cases(kind="leak"), *blind_own_backwards.SHELF.cases]
 INSPECT, COMPARE, SNAPSHOT = DETECTORS["modelhealth"], COMPARERS["compare"], COMPARERS["snapshot"]
@@ -152,6 +170,9 @@ LISTS: dict[str, tuple[Any, list[Case], Callable[[Judged], bool], Callable[[int]
     "warned of": (INSPECT.judge, named(WARNED_OF, "fault"), lambda j: j.is_only_warned_of, FIRST),
     # no check objects
     "left alone": (INSPECT.judge, named(LEFT_ALONE, "control"), lambda j: j.is_right, FIRST),
+    # what a paper or library starts with is no fault, and the nearest fault is caught
+    "starts": (INSPECT.judge, named(STARTS, "control"), lambda j: j.is_right, lambda _: True),
+    "beside starts": (INSPECT.judge, BESIDE_STARTS, lambda j: j.has_right_cause, lambda _: True),
     # a refactor passes; a harmful change is flagged at its layer, also by a snapshot
     "side by side": (
         COMPARE.judge, named(PAIRS, "refactor", "change"), lambda j: j.is_right, FIRST
