@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corpus.models.changed import Headless, Mixing, Odd, Shifted, Spoiled
-from corpus.models.paired import Cnn, Gpt, Mlp, batch
-from corpus.pairs import BENIGN, HARMFUL, twins
+from corpus.models.paired import Gpt, Mlp, batch
+from corpus.pairs import BENIGN, CHANGES, HARMFUL, X, twins
 from pytest_modelhealth import Comparison, LayerNotFoundError, ModelHealthError, compare
 from pytest_modelhealth.alignment.result import Change
 from pytest_modelhealth.comparison.measures import gap, measure
@@ -70,47 +69,6 @@ def test_what_computes_the_same_is_equivalent_and_the_rest_parts_where_it_begins
     if name in HARMFUL:
         assert comparison.first_divergence.layer == HARMFUL[name][1], str(comparison)
     assert WORDS.get(name, "") in (str if name in BENIGN else repr)(comparison)
-
-
-X = torch.randn(8, 16, generator=torch.manual_seed(0))
-CANCELLING = torch.cat([half := torch.randn(8, 8, 36, 36), -half])
-CHANGES: dict[str, tuple[Callable[[], nn.Module], Any, str, Any, str | None, str, dict]] = {
-    "a word that is not in the batch": (
-        Headless, torch.zeros(2, 10, dtype=torch.int64),
-        "tokens.weight", lambda w: w * torch.where(torch.arange(40) == 7, 1.001, 1.0)[:, None],
-        "tokens", "weight differs in 24 of 960 values: weight[7, 0]", {},
-    ),
-    "a rounding of the weights": (
-        Mlp, X, "fc2.weight", lambda w: w * (1 + 2.0**-23), None, "", {}
-    ),
-    "a buffer that training does not read": (
-        lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)), X,
-        "1.running_mean", lambda b: b + 1, None, "1: running_mean differs", {},
-    ),
-    "what a step leaves in the buffers": (
-        Cnn, batch(Cnn()), "bn2.momentum", 0.01, "bn2",
-        "running_mean and running_var are not the same", {"kind": "buffers"},
-    ),
-    "nothing is left in evaluation": (
-        lambda: Cnn().eval(), batch(Cnn()), "bn2.momentum", 0.01, None, "", {}
-    ),
-    "an eighth of the epsilon of inputs that cancel": (
-        lambda: nn.Sequential(Shifted(8)), CANCELLING, "0.shift", 2.0**-26, None, "", {}
-    ),
-    "far more than that": (
-        lambda: nn.Sequential(Shifted(8)), CANCELLING, "0.shift", 2.0**-16, "0", "",
-        {"result.key.tensor": "running_mean"},
-    ),
-    "code between the layers of a list": (
-        Mixing, X, "loops", 0.0, "", "loops is 0.0, was 1.0", {}
-    ),
-    "one element among many": (
-        lambda: nn.Sequential(Spoiled(64, 64), nn.Tanh()),
-        torch.randn(512, 64), "0.error", 1e-4, "0", "",
-        {"result.difference.at": (3, 5), "result.difference.unequal": 1},
-    ),
-    "a model that is another in float64": (Odd, X, "norm.eps", 1e-3, "norm", "", {}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CHANGES)
