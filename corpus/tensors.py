@@ -214,3 +214,32 @@ class Writes(nn.Module):
             self.write(self)
         self.end()
         return self.lin(x)
+
+
+ALIKE: dict[str, Callable[[], Tensor]] = {
+    "random": lambda: torch.randn(4, 5),
+    "constant": lambda: torch.full((4, 5), 3.0),
+    "same row": lambda: torch.randn(1, 7).repeat(4, 1),
+    "expanded": lambda: torch.randn(1, 7).expand(4, 7),
+    "differs at the end of the second sample": lambda: zeros_but(1, 99),
+    "differs in the last sample": lambda: zeros_but(3, 99),
+    "one number each": lambda: torch.ones(4),
+    "zeros of both signs": lambda: torch.tensor([[0.0, -0.0], [-0.0, 0.0]] * 2),
+    "zeros and ones": lambda: torch.tensor([[0.0, 1.0], [-0.0, 1.0]] * 2),
+    "channels last": lambda: torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last),
+    "channels last, same": lambda: (
+        torch.randn(1, 3, 5, 5).repeat(4, 1, 1, 1).to(memory_format=torch.channels_last)
+    ),
+    "transposed": lambda: torch.randn(7, 4).t(),
+    "slice": lambda: torch.randn(6, 7)[1:5],
+    "bfloat16": lambda: torch.ones(4, 40, dtype=torch.bfloat16),
+    "float16, zeros of both signs": lambda: torch.tensor([[0.0, 1.0], [-0.0, 1.0]] * 2).half(),
+    "bfloat16, other last bit": lambda: torch.tensor([[1.0], [1.0078125]] * 2).bfloat16(),
+    "float64, other last bit": lambda: torch.tensor([[1.0], [1.0 + 2**-52]] * 2).double(),
+    "NaN": lambda: torch.full((4, 3), torch.nan),
+    "NaN in float16": lambda: torch.full((4, 3), torch.nan).half(),
+    "NaN in bfloat16": lambda: torch.full((4, 3), torch.nan).bfloat16(),
+    "infinity in float16": lambda: torch.full((4, 3), torch.inf).half(),
+    "ids": lambda: torch.tensor([[128, 0], [0, 128]] * 2),
+    "complex": lambda: torch.ones(4, 2, dtype=torch.complex64),
+}

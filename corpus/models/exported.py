@@ -229,3 +229,30 @@ GRAPHS: dict[str, tuple[nn.Module, Tensor, list[tuple[Any, Any, str]]]] = {
     "LSTM": (Recurrent(nn.LSTM).eval(), SERIES, [((2, 32, 8), DOUBLED, "rnn")]),
     "MatMul": (between(nn.Softmax(-1)), SERIES, [("Softmax", {"axis": 1}, "1")]),
 }  # fmt: skip
+
+
+class FoldedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.bn = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn(self.conv(x))) + x
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 12))
+        self.stem = nn.Conv2d(1, 4, 3)
+        self.blocks = nn.Sequential(FoldedBlock(), FoldedBlock())
+        self.fc = nn.Linear(4, 12)
+        self.mix = nn.Linear(12, 12)
+        self.act = nn.GELU()
+        self.norm = nn.LayerNorm(12)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.fc(self.blocks(self.stem(x)).mean((2, 3))) * self.scale
+        x = self.norm(self.mix(self.act(self.mix(x))))
+        return {"logits": F.silu(x), "norm": x}

@@ -61,3 +61,15 @@ class Frozen(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x)
+
+
+class Turned(nn.Module):
+    """Its first layer has time before the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x.transpose(0, 1)).mean(0))

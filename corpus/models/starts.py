@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.checks.parts import Applies
 from corpus.models.small import flat, images, plain
 from corpus.subject import Subject, subject
 
@@ -354,3 +355,12 @@ def drawn(model, centre, shift):
             nn.init.normal_(module.bias, std=shift)
     nn.init.zeros_(model[-1].bias)
     return model
+
+
+UNFITTED = {
+    "activation_scale": lambda: deep(nn.Identity, 0.6, nn.Identity()),
+    "collapse": lambda: deep(nn.GELU, 0.02, Applies(lambda x: x + 1.0), 8),
+    "dead_units": lambda: deep(lambda: nn.Hardshrink(0.1), 0.1, nn.Identity(), 4),
+    "grad_norm": lambda: deep(nn.Identity, 0.01, nn.Identity()),
+    "saturation": lambda: deep(nn.Identity, 1.0, nn.Tanh()),
+}

@@ -80,22 +80,9 @@ def test_independent_violation_is_never_a_consequence(seen):
     assert told == [[("dead_units", "act1")], [("missing_gradients", "fc1")]]
 
 
-class Towers(nn.Module):
-    """Two towers of one input that meet in a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.left = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
-        self.right = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.head(self.left(x) + self.right(x))
-
-
 def test_faults_in_separate_towers_are_two_stories(batch):
     """Neither tower feeds the other; the head behind both belongs to the first."""
-    seen = Inspector(Towers()).run_inspection(batch).observation
+    seen = Inspector(Twins()).run_inspection(batch).observation
     told = stories(
         seen,
         violation("dead_units", "left.1"),
@@ -174,7 +161,7 @@ def test_thousands_of_violations_cost_seconds():
 
 def test_nan_in_one_tower_reaches_the_gradients_of_the_other(batch):
     """A loss that is NaN has no finite gradient anywhere."""
-    seen = Inspector(Towers()).run_inspection(batch).observation
+    seen = Inspector(Twins()).run_inspection(batch).observation
     nan = violation("finite", "left.0")
     gradient = violation("finite", "right.0", "gradients")
     assert stories(seen, nan, gradient) == [[("finite", "left.0"), ("finite", "right.0")]]
