@@ -47,3 +47,22 @@ def net() -> tuple[nn.Module, Tensor]:
 def lstm() -> tuple[nn.Module, Tensor]:
     """Two layers in both directions."""
     return nn.LSTM(12, 20, 2, bidirectional=True), torch.randn(7, 3, 12)
+
+
+class Block(nn.Module):
+    """Normalisation, a functional activation, a residual and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * torch.relu(self.conv(self.norm(x)))
+
+
+def residual(layers: int = 3) -> nn.Module:
+    """Return a small convolutional classifier."""
+    torch.manual_seed(0)
+    blocks = [Block() for _ in range(layers)]
+    return nn.Sequential(nn.Conv2d(3, 4, 3), *blocks, nn.Flatten(), nn.Linear(4 * 36, 5))

@@ -1373,3 +1373,26 @@ class Sourced(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.fc(x))  # the line that is sought
+
+
+class Paired(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.scale = nn.Linear(6, 6), nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
+        return F.gelu(self.lin(x) * self.scale) * gain, x + 1
+
+
+class Containers(nn.Module):
+    """Containers that nest, repeat, return tuples and write in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.body = Paired(), nn.Sequential(nn.Linear(6, 6), InPlace())
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x, gain=2.0):  # torch.fx cannot pickle annotations that are strings
+        y, z = self.block(x)
+        y, u = self.block(y, gain=gain)
+        return self.head(torch.tanh(self.body(y) + z + u))

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from corpus.models import hooked
-from corpus.models.hooked import InPlace, Sourced, x
+from corpus.models.hooked import Containers, Sourced, x
 from pytest_modelhealth import Inspector, ModelHealthError
 from pytest_modelhealth.report import Status
 from tests.capture.oracle import assert_alike, changes, fingerprint, projection, report_of
@@ -21,32 +20,9 @@ from tests.capture.oracle import assert_alike, changes, fingerprint, projection,
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.scale = nn.Linear(6, 6), nn.Parameter(torch.ones(6))
-
-    def forward(self, x: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
-        return F.gelu(self.lin(x) * self.scale) * gain, x + 1
-
-
-class Net(nn.Module):
-    """Containers that nest, repeat, return tuples and write in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.body = Block(), nn.Sequential(nn.Linear(6, 6), InPlace())
-        self.head = nn.Linear(6, 2)
-
-    def forward(self, x, gain=2.0):  # torch.fx cannot pickle annotations that are strings
-        y, z = self.block(x)
-        y, u = self.block(y, gain=gain)
-        return self.head(torch.tanh(self.body(y) + z + u))
-
-
 def test_a_graph_module_shows_what_its_model_shows() -> None:
     """Every layer, inlined or not, functional or not, with the same numbers in the same order."""
-    model, batch = Net(), x()
+    model, batch = Containers(), x()
     report, expected = report_of(fx.symbolic_trace(model), batch), report_of(model, batch)
     assert_alike(report, expected)
     assert (list(report.layers), report.loss) == (list(expected.layers), expected.loss)
@@ -54,7 +30,7 @@ def test_a_graph_module_shows_what_its_model_shows() -> None:
 
 def test_a_graph_module_is_left_as_it_was() -> None:
     """Its code, graph and attributes too; after an exception as well."""
-    model, batch = fx.symbolic_trace(Net()), x()
+    model, batch = fx.symbolic_trace(Containers()), x()
     code, before, forward = model.code, fingerprint(model, batch), type(model).forward
     report_of(model, batch)
     with pytest.raises(ZeroDivisionError):
@@ -67,7 +43,7 @@ def test_a_graph_module_is_left_as_it_was() -> None:
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_made_meanwhile_know_nothing_of_us(duplicate: Any) -> None:
     """A copy made in the loss runs the graph's own code."""
-    model, batch = fx.symbolic_trace(Net()), x()
+    model, batch = fx.symbolic_trace(Containers()), x()
     copies = []
 
     def copying(output: Tensor) -> Tensor:
@@ -82,7 +58,7 @@ def test_copies_made_meanwhile_know_nothing_of_us(duplicate: Any) -> None:
 
 def test_a_call_that_the_graph_does_not_tell_is_opaque() -> None:
     """Where a container's nodes no longer stand together, or have no memory of their modules."""
-    model = fx.symbolic_trace(Net())
+    model = fx.symbolic_trace(Containers())
     block = next(n for n in model.graph.nodes if "block" in (n.meta.get("nn_module_stack") or {}))
     with model.graph.inserting_after(block):
         model.graph.call_function(torch.neg, (block,))
