@@ -128,7 +128,7 @@ MISSED = {
 }
 """Faults that no probe names with its place and cause."""
 TELLING = {
-    "pixels scaled by the darkest and brightest of the batch",  # every second sample
+    "graphs of a batch joined to one, edges not moved on",  # every second sample
     "hourglass that merges each word with the next",  # later words, from an odd one on
 }
 """Cases that alone show how a probe changes a batch; they run in every run."""
