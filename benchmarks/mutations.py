@@ -218,26 +218,26 @@ MUTATIONS = [
         "a story of missing gradients is told at its first layer, and not at its last",
         "place: object = last  # what one line does in every block is one fault",
         "place: object = name  # what one line does in every block is one fault",
-        "tests/checks/test_tables.py tests/checks/test_cuts.py",
+        "tests/checks/test_tables.py tests/checks/test_beside_tables.py",
     ),
     Mutation(
         "layers that stand in for their siblings pass",
         "stories = [*_stand_ins(run)]",
         "stories: list[Any] = []",
-        "tests/checks/test_tables.py tests/checks/test_wiring.py",
+        "tests/checks/test_tables.py tests/checks/test_beside_tables.py",
     ),
     # ---- judging and settings
     Mutation(
         "a waived violation fails all the same",
         "        if waiver is not None:\n",
         "        if waiver is not None and not finding.layer:\n",
-        "tests/checks/test_judge.py tests/test_inspector.py",
+        "tests/checks/test_control.py tests/test_inspector.py",
     ),
     Mutation(
         "of several thresholds for a layer the first one wins",
         "for special in self.layer_limits[::-1]:",
         "for special in self.layer_limits:",
-        "tests/test_settings.py tests/checks/test_judge.py",
+        "tests/test_settings.py tests/checks/test_control.py",
     ),
     Mutation(
         "skipped checks run",
@@ -306,13 +306,13 @@ MUTATIONS = [
         "only the even samples are overwritten",
         "index = torch.where(samples.numbers % 2 == parity, first, rows)",
         "index = torch.where(samples.numbers % 2 == 0, first, rows)",
-        "tests/probes/test_corpus.py",
+        "tests/corpus/test_verdicts.py",
     ),
     Mutation(
         "later steps are changed from an even one on",
         "return min(self.length // 2 | 1, self.length - 1)",
         "return self.length // 2 // 2 * 2",
-        "tests/probes/test_corpus.py",
+        "tests/corpus/test_verdicts.py",
     ),
     Mutation(
         "a mask is read with padding for real",

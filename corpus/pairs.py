@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from corpus.models import paired as models
+from corpus.models.changed import Headless, Mixing, Odd, Shifted, Spoiled
 from corpus.models.paired import (
     Attention,
     Block,
@@ -24,6 +25,7 @@ from corpus.models.paired import (
     Repeated,
     ResNet,
     Signs,
+    batch,
     seeded,
 )
 
@@ -707,3 +709,48 @@ def one_of_the_unrolled_with_another_forward() -> Pair:
     reference, candidate = unrolled(tied=True)
     with_forward(candidate.layers[1], lambda self, x: F.linear(x, self.weight, self.bias) * 1.001)
     return reference, candidate
+
+
+X = torch.randn(8, 16, generator=torch.manual_seed(0))
+
+
+CANCELLING = torch.cat([half := torch.randn(8, 8, 36, 36), -half])
+
+
+CHANGES: dict[str, tuple[Callable[[], nn.Module], Any, str, Any, str | None, str, dict]] = {
+    "a word that is not in the batch": (
+        Headless, torch.zeros(2, 10, dtype=torch.int64),
+        "tokens.weight", lambda w: w * torch.where(torch.arange(40) == 7, 1.001, 1.0)[:, None],
+        "tokens", "weight differs in 24 of 960 values: weight[7, 0]", {},
+    ),
+    "a rounding of the weights": (
+        Mlp, X, "fc2.weight", lambda w: w * (1 + 2.0**-23), None, "", {}
+    ),
+    "a buffer that training does not read": (
+        lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)), X,
+        "1.running_mean", lambda b: b + 1, None, "1: running_mean differs", {},
+    ),
+    "what a step leaves in the buffers": (
+        Cnn, batch(Cnn()), "bn2.momentum", 0.01, "bn2",
+        "running_mean and running_var are not the same", {"kind": "buffers"},
+    ),
+    "nothing is left in evaluation": (
+        lambda: Cnn().eval(), batch(Cnn()), "bn2.momentum", 0.01, None, "", {}
+    ),
+    "an eighth of the epsilon of inputs that cancel": (
+        lambda: nn.Sequential(Shifted(8)), CANCELLING, "0.shift", 2.0**-26, None, "", {}
+    ),
+    "far more than that": (
+        lambda: nn.Sequential(Shifted(8)), CANCELLING, "0.shift", 2.0**-16, "0", "",
+        {"result.key.tensor": "running_mean"},
+    ),
+    "code between the layers of a list": (
+        Mixing, X, "loops", 0.0, "", "loops is 0.0, was 1.0", {}
+    ),
+    "one element among many": (
+        lambda: nn.Sequential(Spoiled(64, 64), nn.Tanh()),
+        torch.randn(512, 64), "0.error", 1e-4, "0", "",
+        {"result.difference.at": (3, 5), "result.difference.unequal": 1},
+    ),
+    "a model that is another in float64": (Odd, X, "norm.eps", 1e-3, "norm", "", {}),
+}  # fmt: skip

@@ -14,8 +14,13 @@ import sys
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import settings
 
 import pytest_modelhealth
+
+# Beside other processes an example may take longer than the 0.2 s that it has by default.
+settings.register_profile("tests", settings.default, deadline=None)
+settings.load_profile("tests")
 
 # torch._dynamo, as every optimizer imports it; it brings numpy.random, on which sklearn crashes.
 # hypothesis, as its own plugin imports a part of it at the end of each run.

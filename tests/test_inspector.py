@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from corpus.models.branching import Net
 from pytest_modelhealth import (
     HealthReport,
     Inputs,
@@ -21,32 +22,6 @@ from pytest_modelhealth import (
     LayerNotFoundError,
     TensorStatistics,
 )
-
-
-class Block(nn.Module):
-    """A residual block with a functional activation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.norm, self.fc2 = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        """Compute."""
-        return x + self.fc2(F.relu(self.norm(self.fc1(x))))
-
-
-class Net(nn.Module):
-    """Two blocks and a head, with a mask as keyword."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(Block(), Block())
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x, scale=1.0, *, mask=None):
-        """Compute."""
-        h = self.blocks(x) * scale
-        return self.head(h if mask is None else h * mask)
 
 
 @pytest.fixture
@@ -253,6 +228,8 @@ def test_demanding_a_backward_pass_that_cannot_be(model, x):
         assert "no backward pass" in report.observation.notes[0]
         with pytest.raises(InspectionError, match=r"torch\.no_grad"):
             Inspector(model).run_inspection(x, backward=True)
+    with pytest.raises(InspectionError, match="depends on nothing that requires a gradient"):
+        Inspector(nn.Tanh()).run_inspection(x, backward=True)
 
 
 def test_run_batches_over_a_loader_of_pairs(model, x):

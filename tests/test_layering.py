@@ -75,10 +75,16 @@ def sources() -> dict[str, str]:
 
 
 @cache
-def calls() -> dict[str, list[ast.Call]]:
-    """All calls that each file of the package makes."""
-    trees = {name: ast.walk(ast.parse(text)) for name, text in sources().items()}
-    return {n: [one for one in tree if isinstance(one, ast.Call)] for n, tree in trees.items()}
+def calls() -> set[tuple[str, bool, str, int]]:
+    """Of each call of the package: file, whether of an attribute, name, number of arguments."""
+    found = set()
+    for file, text in sources().items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found.add((file, False, node.func.id, len(node.args)))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                found.add((file, True, node.func.attr, len(node.args)))
+    return found
 
 
 def holders(pattern: str) -> set[str]:
@@ -88,17 +94,11 @@ def holders(pattern: str) -> set[str]:
 
 def callers(names: str, attributes: str = "$", *, arguments: int = 0) -> set[str]:
     """The files that call something by a name, or by an attribute, with arguments if so many."""
-
-    def is_called(call: ast.Call) -> bool:
-        if len(call.args) < arguments:
-            return False
-        if isinstance(call.func, ast.Name):
-            return bool(re.fullmatch(names, call.func.id))
-        return isinstance(call.func, ast.Attribute) and bool(
-            re.fullmatch(attributes, call.func.attr)
-        )
-
-    return {name for name, made in calls().items() if any(map(is_called, made))}
+    return {
+        file
+        for file, is_attribute, name, given in calls()
+        if given >= arguments and re.fullmatch(attributes if is_attribute else names, name)
+    }
 
 
 def test_one_place_calls_what_is_the_users() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections import Counter
 
 import pytest
 import torch
@@ -13,17 +12,12 @@ from torch import nn
 from pytest_modelhealth.layers import (
     ACTIVATION_MODULES,
     FUNCTIONAL_LAYERS,
-    Rule,
-    Selection,
     UnitDimensions,
     activation_of,
     has_forward,
     named_modules,
-    type_name,
 )
-from pytest_modelhealth.report import ROLES
-
-EVERYTHING = frozenset(ROLES)
+from pytest_modelhealth.operations import _TABLE, TRAITS, having, name_of
 
 
 class Model(nn.Module):
@@ -60,29 +54,6 @@ def test_wrappers_leave_no_trace_in_names() -> None:
         assert names(model) == expected
     own = type("DataParallel", (Model,), {})
     assert names(own()) == expected
-
-
-@pytest.mark.parametrize(
-    ("pattern", "types", "expected"),
-    [
-        ("*", None, {"", "encoder", "encoder.0", "encoder.1", "head"}),
-        ("encoder.*", None, {"encoder.0", "encoder.1"}),
-        ("*.?", None, {"encoder.0", "encoder.1"}),
-        (re.compile(r"\.\d$"), None, {"encoder.0", "encoder.1"}),
-        ("*", (nn.Linear,), {"encoder.0", "head"}),
-        ("head", (nn.ReLU, nn.Linear), {"head"}),
-    ],
-)
-def test_patterns(pattern: Any, types: Any, expected: set[str]) -> None:
-    """Shell wildcards cross dots, regular expressions are searched for, types narrow both."""
-    selection = Selection().add(Rule(pattern, EVERYTHING, types), Model())
-    chosen = {n.name for n in named_modules(Model()) if selection.roles(n.name, n.module)}
-    assert chosen == expected
-
-
-def test_a_pattern_for_a_functional_layer_waits_for_the_run() -> None:
-    """Functional layers have no names before the model runs."""
-    assert Selection().add(Rule("encoder.relu_1", EVERYTHING), Model()).rules
 
 
 @pytest.mark.parametrize("module", ACTIVATION_MODULES, ids=lambda m: m.__name__)
@@ -138,7 +109,31 @@ def test_modules_that_only_hold_others_have_no_forward() -> None:
     assert has_forward(nn.Linear(2, 2))
 
 
-def test_scripted_modules_have_the_name_of_their_class() -> None:
-    """TorchScript puts a class of its own around the user's."""
-    assert type_name(torch.jit.script(nn.Linear(2, 2))) == "Linear"
-    assert type_name(nn.Linear(2, 2)) == "Linear"
+# ---- operations ----------------------------------------------------------------------------------
+
+
+def test_each_name_stands_once():
+    """So that what is known of an operation is read off one row."""
+    operations = [row.split(" : ")[0] for row in _TABLE.splitlines() if row]
+    names = Counter(name for cell in operations for name in cell.replace("/", ", ").split(", "))
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_each_trait_is_borne(trait: str):
+    """One that no operation has any longer goes."""
+    assert having(trait)
+
+
+def test_an_unknown_trait_is_no_empty_answer():
+    """A misspelt query would find nothing, and a check would be silent."""
+    with pytest.raises(KeyError):
+        having("vieew")
+
+
+def test_spellings_are_one_operation():
+    """By an operator, in place, batched or not; what the table does not have is its own name."""
+    assert {name_of(spelling) for spelling in ("iadd", "radd", "add")} == {"add"}
+    assert name_of("bmm") == name_of("matmul") == "mm"
+    assert name_of("my_function") == "my_function"
+    assert having("whole") < having("view")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -201,3 +203,16 @@ def test_benchmarks_are_listed_once_each():
     folder = (ROOT / "benchmarks").glob("*.py")
     runnable = [page.stem for page in folder if '"__main__"' in page.read_text(encoding="utf-8")]
     assert sorted(listed) == sorted(runnable)
+
+
+@pytest.mark.slow
+def test_every_check_has_a_model_that_fails_it_and_a_page_that_shows_it():
+    """One run of all these tests: each fails with its check as culprit, as the reference says."""
+    made = subprocess.run(
+        [sys.executable, "scripts/failing_checks.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr

@@ -97,7 +97,7 @@ def run_tests(site: Path, folder: Path, output: Path, runs: list[list[str]]) -> 
 def test_without_the_folder_of_a_wing_the_rest_works(wing: str, tmp_path: Path) -> None:
     """What a wing is for names it; inspecting, comparing, snapshots and pages go on."""
     copy = tmp_path / "site" / "pytest_modelhealth"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, copy)
     shutil.rmtree(copy / wing)
     word = f"pytest_modelhealth.{wing.replace('/', '.')}"
     text = INSPECTION.format(word=word, asked=WINGS[wing] or "pass")

@@ -107,13 +107,6 @@ def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], message: s
         inspector(**settings)
 
 
-def test_settings_without_checks_say_that_none_is_left() -> None:
-    """The verdict asks for checks, and these settings have none."""
-    report = inspector(settings=Settings(())).run_inspection(BATCH)
-    with pytest.raises(SettingsError, match="no check is left to run"):
-        _ = report.verdict
-
-
 @pytest.mark.parametrize(
     ("layers", "arguments", "message"),
     [
@@ -127,7 +120,7 @@ def test_settings_without_checks_say_that_none_is_left() -> None:
 )
 def test_a_wrong_waiver_is_refused(layers: Any, arguments: Any, message: str) -> None:
     """A waiver says where, what and why."""
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(SettingsError, match=f"argument of waive: .*{message}"):
         inspector().waive(*layers, **arguments)
 
 
@@ -165,6 +158,7 @@ def test_a_wrong_watch_is_refused(arguments: dict[str, Any], message: str) -> No
         ({"loss": lambda output: output}, r"has shape \(64, 2\), not a scalar"),
         ({"loss": lambda output: output.sum().item()}, "without .item"),
         ({"loss": lambda output: output.sum().detach()}, "has no graph"),
+        ({"loss": lambda output: output.sum() * 1j}, "the loss is complex"),
         ({"target": BATCH}, "a target was given without a loss"),
         ({"backward": "yes"}, "backward must be True, False, None or a function"),
         ({"scaler": 3}, "pass the torch.amp.GradScaler itself"),
@@ -187,6 +181,7 @@ def test_a_wrong_loss_is_refused(arguments: dict[str, Any], message: str) -> Non
         ([BATCH], {"max_batches": 0}, "there was no batch"),
         ([BATCH], {"max_batches": -1}, "a whole number"),
         ([BATCH], {"max_batches": "2"}, "a whole number"),
+        ([BATCH], {"max_batches": True}, "a whole number"),
         (
             [BATCH],
             {"loss": F.mse_loss},

@@ -724,3 +724,16 @@ HEALTHY = {
     "one net for three inputs": Siamese,
     "pieces of several steps": lambda: steps(Chunks(), 12),
 }  # fmt: skip
+
+
+class Auxiliary(nn.Module):
+    """A trunk with two heads and a part that is detached, or not."""
+
+    def __init__(self, *, cuts: bool) -> None:
+        super().__init__()
+        self.trunk, self.head, self.aux = net(16, 16, 16), nn.Linear(16, 4), nn.Linear(16, 4)
+        self.cuts = cuts
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.trunk(x)
+        return self.head(h.detach() if self.cuts else h), self.aux(x)

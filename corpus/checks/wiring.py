@@ -588,3 +588,14 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "attention": lambda: (Model(attends, **projections("q", "k", "v", "out")), (ids(),)),
     "a head for each task": lambda: (TwoTasks(fault=False), (features(),)),
 }  # fmt: skip
+
+
+class TakesKeys(nn.Module):
+    """Reads one key of the object that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 4)
+
+    def forward(self, batch):
+        return self.fc(batch["x"])

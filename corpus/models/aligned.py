@@ -107,3 +107,67 @@ def plain() -> nn.Module:
     """Two layers without biases, and activations."""
     sides = linear(0, bias=False), linear(1, bias=False)
     return named(first=sides[0], relu=nn.ReLU(), second=sides[1], act=nn.ReLU())
+
+
+CASES: dict[str, tuple[nn.Module, nn.Module, dict[str, str]]] = {
+    "a sequential rewritten as a class keeps its layers under new names": (
+        mlp(), attributes(),
+        {"0": "renamed first", "1": "renamed relu", "2": "renamed second", "3": "renamed relu_1",
+         "4": "renamed third"},
+    ),
+    "and back": (
+        attributes(), mlp(),
+        {"first": "renamed 0", "relu": "renamed 1", "second": "renamed 2", "relu_1": "renamed 3",
+         "third": "renamed 4"},
+    ),
+    "a name is not believed where the size is another": (
+        nn.Sequential(linear(0), linear(1)),
+        nn.Sequential(linear(2, 8, 16), linear(3, 16, 8), linear(4), linear(5)),
+        {"0": "renamed 2", "1": "renamed 3"},
+    ),
+    "around a wrapped block only the wrapper is new": (
+        named(body=mlp(), head=linear(3, 8, 2)),
+        named(body=nn.Sequential(mlp()), head=linear(3, 8, 2)),
+        {f"body.{i}": f"renamed body.0.{i}" for i in range(5)} | {"head": "matched head"},
+    ),
+    "an exchanged activation is the layer of another type": (
+        mlp(), nn.Sequential(linear(0), nn.GELU(), linear(1), nn.Identity(), linear(2)),
+        {"1": "retyped 1", "3": "retyped 3", "4": "matched 4"},
+    ),
+    "the number of a function is no name of a module": (
+        plain(),
+        Calling(lambda m, x: F.relu(m.second(m.first(x))), first=linear(2), second=linear(3)),
+        {"relu": "removed", "act": "renamed relu"},
+    ),
+    "one layer that changed its place is moved, and those that it passed are not": (
+        ordered("a", "norm", "b", "c"), ordered("a", "b", "c", "norm"),
+        {"a": "matched a", "norm": "moved norm", "b": "matched b", "c": "matched c"},
+    ),
+    "layers with each other's weights keep their names": (
+        ordered("a", "b", "c", "norm"), ordered("a", "b", "c", "norm", swapped=True),
+        {"a": "matched a", "b": "matched b", "c": "matched c"},
+    ),
+    "a split projection is told from what is around it": (
+        projections(fused=True), projections(fused=False),
+        {"qkv": "removed", "q": "inserted q", "before": "matched before", "out": "matched out"},
+    ),
+    "transposed weights are the same weights": (
+        named(c_fc=transposed(linear(0, 8, 6)), out=linear(1, 6, 8)),
+        named(up=linear(0, 8, 6), out=linear(1, 6, 8)),
+        {"c_fc": "retyped up", "out": "matched out"},
+    ),
+    "layers of other types and shapes are not paired": (
+        named(a=nn.Linear(8, 3), b=nn.Tanh()),
+        named(c=nn.Conv1d(4, 5, 3), d=nn.MaxPool1d(2)),
+        {"a": "removed", "b": "removed", "c": "inserted c", "d": "inserted d"},
+    ),
+    "nor what only shares a shape": (
+        attending(lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None])[0]),
+        attending(lambda x: (x @ x.mT / 8**0.5).softmax(-1) @ x),
+        {"scaled_dot_product_attention": "removed", "softmax": "inserted softmax"},
+    ),
+    "a layer may have what the model held by itself": (
+        scaled(), named(first=linear(1), second=linear(0, bias=False)),
+        {"first": "matched first", "second": "inserted second"},
+    ),
+}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -129,3 +130,35 @@ class Returning(Mlp):
 
     def forward(self, x: Tensor) -> Any:
         return self.form(super().forward(x))
+
+
+def quantised(model: nn.Module, path: Path) -> nn.Module:
+    """Eight bits in the linear layers."""
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+
+
+def autocast(module: nn.Module) -> nn.Module:
+    """Have a module compute in bfloat16, with weights and outputs in float32."""
+    plain = module.forward
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return plain(x).float()
+
+    module.forward = forward
+    return module
+
+
+def negated(weight: Tensor) -> None:
+    """Other signs in half of the rows."""
+    weight[: len(weight) // 2] *= -1
+
+
+def nudged(weight: Tensor) -> None:
+    """One value that is off by a hundredth."""
+    weight[0, 0] += 0.01
+
+
+def cleared(weight: Tensor) -> None:
+    """Zeros in eight rows."""
+    weight[:8] = 0

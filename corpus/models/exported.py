@@ -103,3 +103,156 @@ class Averaged(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.relu(self.fc(x)).sum(1) / float(x.shape[1]))
+
+
+class Functions(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softmax(F.gelu(x), dim=-1)
+
+
+class Classifier(nn.Module):
+    """Tied weights, a buffer that is written to, dictionaries in and out, a block called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.block = Block()
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        self.seen.add_(1.0)
+        hidden = self.embedding(ids) * mask.unsqueeze(-1)
+        hidden = self.block(hidden)
+        hidden = self.block(hidden).mean(1)
+        hidden = self.norm(hidden)
+        return {"logits": self.head(self.drop(hidden)), "hidden": hidden}
+
+
+class Block(nn.Module):
+    """A module, a functional layer, and a layer that a method of the user's calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.act = nn.SiLU()
+        self.down = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.act(self.up(x))
+        gated = F.gelu(up)
+        return x + self.last(gated)
+
+    def last(self, x: Tensor) -> Tensor:
+        return self.down(x)
+
+
+def ids(samples: int = 4, length: int = 5) -> dict[str, Tensor]:
+    """Return a batch for it."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randint(0, 11, (samples, length), generator=generator)
+    return {"ids": chosen, "mask": torch.ones(samples, length)}
+
+
+def classifier() -> nn.Module:
+    """Return it in evaluation mode, the same each time."""
+    torch.manual_seed(0)
+    return Classifier().eval()
+
+
+class CastingNorm(nn.Module):
+    """A root mean square norm as libraries write it: the cast gives its input where it is float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, values: Tensor) -> Tensor:
+        cast = values.to(torch.float32)
+        return self.weight * cast * torch.rsqrt(cast.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class PreNorm(nn.Module):
+    """A block with a norm before its layer, and a sum with what went into the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = CastingNorm(), nn.Linear(6, 6)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.fc(self.norm(values))
+
+
+class Summed(nn.Module):
+    """A block that ends in an activation, which static quantisation does by its rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.relu = nn.Linear(6, 6), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.fc(x) + x)
+
+
+X, SERIES, IMAGES = torch.randn(8, 16), torch.randn(4, 10, 16), torch.randn(4, 4, 8, 8)
+
+
+DOUBLED, TURNED = (lambda w: w * 2), (lambda w: w.T)
+
+
+GRAPHS: dict[str, tuple[nn.Module, Tensor, list[tuple[Any, Any, str]]]] = {
+    "pointwise": (
+        between(
+            nn.LayerNorm(16), nn.LeakyReLU(0.2), nn.BatchNorm1d(16), nn.GELU(), nn.Hardsigmoid()
+        ), X, [
+            ("LayerNormalization", {"epsilon": 1e-3}, "1"),
+            ("LeakyRelu", {"alpha": 0.01}, "2"),
+            ("BatchNormalization", {"epsilon": 0.5}, "3"),
+            ("Gelu", {"approximate": "tanh"}, "4"),
+            ("HardSigmoid", {"alpha": 0.2}, "5"),
+        ],
+    ),
+    "function": (
+        Functional().eval(), X,
+        [("LeakyRelu", {"alpha": 0.2}, "leaky_relu"), ((16, 16), TURNED, "head")],
+    ),
+    "images": (
+        convolutions(padding=1).append(nn.AvgPool2d(3, 1, 1)).eval(), IMAGES, [
+            ("Conv", {"pads": [0, 0, 2, 2]}, "1"),
+            ("Conv", {"dilations": [2, 2]}, "1"),
+            ("AveragePool", {"count_include_pad": 0}, "2"),
+        ],
+    ),
+    "LSTM": (Recurrent(nn.LSTM).eval(), SERIES, [((2, 32, 8), DOUBLED, "rnn")]),
+    "MatMul": (between(nn.Softmax(-1)), SERIES, [("Softmax", {"axis": 1}, "1")]),
+}  # fmt: skip
+
+
+class FoldedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.bn = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn(self.conv(x))) + x
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 12))
+        self.stem = nn.Conv2d(1, 4, 3)
+        self.blocks = nn.Sequential(FoldedBlock(), FoldedBlock())
+        self.fc = nn.Linear(4, 12)
+        self.mix = nn.Linear(12, 12)
+        self.act = nn.GELU()
+        self.norm = nn.LayerNorm(12)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.fc(self.blocks(self.stem(x)).mean((2, 3))) * self.scale
+        x = self.norm(self.mix(self.act(self.mix(x))))
+        return {"logits": F.silu(x), "norm": x}

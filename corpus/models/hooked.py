@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -1260,3 +1261,138 @@ def make(case: Case) -> tuple[nn.Module, Any]:
     model = case.build()
     seeded(1)
     return model, case.inputs()
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lin(x)
+        F.relu_(x)
+        return x
+
+
+class Everything(nn.Module):
+    """Tied and frozen weights, buffers of all sorts, dropout, batch norm, modes that differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.4)
+        self.still = nn.Dropout(0.4).eval()
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.rand(8), persistent=False)
+        self.shift = torch.rand(8)
+        self.noise = torch.Generator().manual_seed(random.randrange(10**6))
+        self.other_noise = np.random.default_rng(random.randrange(10**6))
+
+    def forward(self, ids: Tensor, weight: Tensor) -> Tensor:
+        x = self.embedding(ids) * self.scale + self.shift
+        x = x + torch.rand(x.shape, generator=self.noise) + self.other_noise.random()
+        x = self.still(self.frozen(self.dropout(self.norm(x)))) * weight[:, None]
+        return self.head(x * float(np.random.rand()) * random.random())
+
+
+class Grows(nn.Module):
+    """A buffer that the first forward fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cache", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache is None:
+            self.cache = x.detach().mean(0)
+        return self.linear(x) + self.cache
+
+
+class SharedByName(nn.Module):
+    """An embedding kept for its weight alone, as T5 and BART do, and one that is read directly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.embed, self.read = (nn.Embedding(11, 4) for _ in range(3))
+        self.embed.weight = self.shared.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embed(x) @ self.read.weight.T
+
+
+class Codebook(nn.Module):
+    """A module without forward that is no container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randn(3, 6))
+
+    def encode(self, x: Tensor) -> Tensor:
+        return x @ self.codes.T
+
+
+class Encodes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.codebook, self.head = Codebook(), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.codebook.encode(x))
+
+
+class Normalises(nn.Linear):
+    """Writes to its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.div_(self.weight.norm())
+        return super().forward(x)
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.tanh = nn.Linear(6, 6), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.lin(x))
+        x = x.relu() + torch.sigmoid(x)
+        return F.softmax(self.tanh(F.gelu(x)), dim=1)
+
+
+class Sourced(nn.Module):
+    """A layer whose calls stand in this file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.fc(x))  # the line that is sought
+
+
+class Paired(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.scale = nn.Linear(6, 6), nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
+        return F.gelu(self.lin(x) * self.scale) * gain, x + 1
+
+
+class Containers(nn.Module):
+    """Containers that nest, repeat, return tuples and write in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.body = Paired(), nn.Sequential(nn.Linear(6, 6), InPlace())
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x, gain=2.0):  # torch.fx cannot pickle annotations that are strings
+        y, z = self.block(x)
+        y, u = self.block(y, gain=gain)
+        return self.head(torch.tanh(self.body(y) + z + u))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @torch.jit.script
@@ -118,3 +121,63 @@ class Forces(Layers):
         x = x.clone().requires_grad_(True)
         energy = self.b(self.a(x).tanh()).sum()
         return self.c(*torch.autograd.grad(energy, x, create_graph=True))
+
+
+X = torch.linspace(-1, 1, 24).reshape(4, 6)
+
+
+class Inner(nn.Module):
+    """Two layers, one without parameters, and one that is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)
+        self.spare = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.act(self.a(x)))
+
+
+class Net(nn.Module):
+    """Runs its part in the way of `run`, which nothing of the engine knows."""
+
+    def __init__(self, way: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> None:
+        super().__init__()
+        self.inner, self.head = Inner(), nn.Linear(6, 2)
+        self.run = way(self.inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.run(x))
+
+
+def traced(inner: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Hide a trace in a closure."""
+    script = torch.jit.trace(inner, X)
+    return lambda x: script(x)
+
+
+class Product(torch.autograd.Function):
+    """A function of the user's own, which gets its parameters past torch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the product."""
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of both."""
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
+def of_fake(inner: Inner) -> Callable[[Tensor], Tensor]:
+    """Run a layer on fake tensors to learn a shape."""
+
+    def run(x: Tensor) -> Tensor:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            width = inner.a(mode.from_tensor(x)).shape[1]
+        return inner.b(x) * width
+
+    return run

@@ -136,3 +136,96 @@ def adapted() -> Net:
         net = fresh().requires_grad_(False)
         net.block.fc = Adapted(net.block.fc)
     return net
+
+
+def edited(build: Callable[[], nn.Module], edit: Callable[[Any], object]) -> nn.Module:
+    """A model after an edit."""
+    model = build()
+    with torch.no_grad():
+        edit(model)
+    return model
+
+
+def unmasked(model: Any) -> None:
+    """Lose the mask of pruned weights."""
+    model.conv2.weight_mask.fill_(1)
+    prune.remove(model.conv2, "weight")
+
+
+def unloaded(model: Any) -> None:
+    """Merge an adapter and take it away."""
+    model.block.fc = model.block.fc.merge()
+
+
+def normed(affine: bool = True) -> nn.Module:
+    """A linear layer with a batch norm behind it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(300, 8), nn.BatchNorm1d(8, affine=affine))
+        net(batch())
+    return net.eval()
+
+
+def folded(net: Any) -> None:
+    """Scale a linear layer by the norm behind it, and take that away."""
+    norm = net[2]
+    scale = (norm.running_var + norm.eps).rsqrt() * (norm.weight if norm.affine else 1.0)
+    net[1].weight.mul_(scale[:, None])
+    net[1].bias.sub_(norm.running_mean).mul_(scale).add_(norm.bias if norm.affine else 0.0)
+    net[2] = nn.Identity()
+
+
+def wrongly_folded(net: Any) -> None:
+    """The same, but for one weight."""
+    folded(net)
+    net[1].weight[0, 0] *= 1.01
+
+
+TRIPLES = [["conv1", "bn1", "relu1"], ["conv2", "bn2", "relu2"]]
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str | None, str]] = {
+    # fused without its activation, the layer gives what it gave before that: it is missed
+    "an activation that was lost": (
+        fresh, lambda: static(edited(fresh, lambda m: setattr(m, "relu1", nn.Identity())), batch()),
+        "relu1", "",
+    ),
+    "fused": (fresh, lambda: quantization.fuse_modules(fresh(), TRIPLES), None, ""),
+    # the weights of the host are held to those that folding makes, and so to single values
+    "a norm folded": (normed, lambda: edited(normed, folded), None, ""),
+    "a norm without weights folded": (
+        lambda: normed(False), lambda: edited(lambda: normed(False), folded), None, ""
+    ),
+    "a norm folded wrongly": (
+        normed, lambda: edited(normed, wrongly_folded), "1", "1 of 2,400"
+    ),
+    # calibrated on numbers 600 times as large, each layer rounds well, and the model is gone
+    "steps so coarse that nothing is left": (
+        fresh, lambda: static(fresh(), batch() * 600), "", ""
+    ),
+    "frozen as a whole": (
+        fresh, lambda: fresh().requires_grad_(False), None, "requires_grad=False"
+    ),
+    "one layer frozen": (
+        fresh, lambda: edited(fresh, lambda m: m.block.fc.requires_grad_(False)), "block.fc", ""
+    ),
+    # the weight is compared, not what the mask hides
+    "a mask made permanent": (
+        pruned, lambda: edited(pruned, lambda m: prune.remove(m.conv2, "weight")), None, ""
+    ),
+    "a mask lost": (pruned, lambda: edited(pruned, unmasked), "conv2", ""),
+    # merged and kept or merged and taken away: the module around gives the same
+    "an adapter merged": (
+        adapted, lambda: edited(adapted, lambda m: m.block.fc.merge()), None, ""
+    ),
+    "and unloaded": (adapted, lambda: edited(adapted, unloaded), None, ""),
+    "unloaded without being merged": (
+        adapted, lambda: edited(adapted, lambda m: setattr(m.block, "fc", m.block.fc.base)),
+        "block.fc", "",
+    ),
+    # what is frozen for it has no gradients, and that is meant
+    "a fresh adapter": (
+        fresh, lambda: edited(adapted, lambda m: nn.init.zeros_(m.block.fc.up.weight)), None,
+        "frozen for it",
+    ),
+}  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from corpus.subject import Subject, subject
 
@@ -614,3 +615,30 @@ def matching(scores: Tensor) -> Tensor:
 
 def contrastive() -> Subject:
     return subject(Siamese(), views, matching)
+
+
+class Masked(nn.Module):
+    """A linear layer whose first outputs, and first inputs, are multiplied by zero."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 24)
+        self.rows, self.columns = rows, columns
+        with torch.no_grad():
+            self.fc.weight[:rows] = 0.0
+            self.fc.weight[:, :columns] = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x * (torch.arange(16) >= self.columns))
+        return x * (torch.arange(24) >= self.rows)
+
+
+class Checkpointed(nn.Sequential):
+    """Two blocks, whose activations are computed again in the backward pass, if it is on."""
+
+    is_on = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = checkpoint(block, x, use_reentrant=False) if self.is_on else block(x)
+        return x

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.checks.parts import Applies
 from corpus.models.small import flat, images, plain
 from corpus.subject import Subject, subject
 
@@ -287,3 +288,79 @@ class Trunk(nn.Module):
 
 def trunk() -> Subject:
     return subject(Trunk(), flat, F.cross_entropy)
+
+
+def cosine_logits():
+    """Logits that are cosines and logits that are not, with the truth."""
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 6, requires_grad=True), nn.Parameter(torch.randn(3, 6))
+    labels = torch.randint(0, 3, (8,))
+    unit, centres = nn.functional.normalize(x), nn.functional.normalize(w)
+    cosines = unit @ centres.T
+    moved = cosines.clone()
+    moved[torch.arange(8), labels] -= 0.35
+    by_hand = (x / x.norm(dim=1, keepdim=True)) @ (w / w.square().sum(1, keepdim=True).sqrt()).T
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3, bias=False))
+    yield "mm", cosines * 64, True
+    yield "index", moved * 64, True
+    yield "by hand", by_hand, True
+    yield "weight norm", normed(unit) / 0.07, True
+    yield "angle", Margin(width=6)(x, labels), True
+    yield "function", nn.functional.cosine_similarity(x[:, None], w[None], dim=-1) * 30, True
+    yield "learned scale", cosines * nn.Parameter(torch.tensor(2.6)).exp(), True
+    yield "plain", (x @ w.T) * 64, False
+    yield "one side only", (unit @ w.T) * 64, False
+    yield "a layer after", torch.relu(cosines) * 64, False
+    yield "normalised late", nn.functional.normalize(x @ w.T) * 64, False
+
+
+class Last(nn.Module):
+    """Applies a net to the dimension of the channels."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Rounded(nn.Module):
+    """Queries from a layer of their own, rounded."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
+
+    def forward(self, x):
+        return torch.cat([self.q(x).round(), self.kv(x)], -1)
+
+
+def deep(activation, std, after, depth=16):
+    """Return a net of batch normalisations whose weights have this deviation, fresh."""
+    layers = []
+    for _ in range(depth):
+        linear = nn.Linear(16, 16)
+        nn.init.normal_(linear.weight, std=std)
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.BatchNorm1d(16), activation()]
+    return nn.Sequential(*layers, after, nn.Linear(16, 4))
+
+
+def drawn(model, centre, shift):
+    """Draw the scales of its batch normalisations around `centre`, and shifts with a deviation."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.normal_(module.weight, centre, 0.02)
+            nn.init.normal_(module.bias, std=shift)
+    nn.init.zeros_(model[-1].bias)
+    return model
+
+
+UNFITTED = {
+    "activation_scale": lambda: deep(nn.Identity, 0.6, nn.Identity()),
+    "collapse": lambda: deep(nn.GELU, 0.02, Applies(lambda x: x + 1.0), 8),
+    "dead_units": lambda: deep(lambda: nn.Hardshrink(0.1), 0.1, nn.Identity(), 4),
+    "grad_norm": lambda: deep(nn.Identity, 0.01, nn.Identity()),
+    "saturation": lambda: deep(nn.Identity, 1.0, nn.Tanh()),
+}

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from corpus.models.hooked import Everything, Grows
 from pytest_modelhealth import HealthReport, Inputs, InspectionError, Inspector
 from pytest_modelhealth.bundles.data import pack, read, unpack, write
 from pytest_modelhealth.bundles.inspecting import Recording, replayed
@@ -162,30 +163,6 @@ def test_what_is_no_bundle_is_told(tmp_path: Path) -> None:
             read(other)
 
 
-class Everything(nn.Module):
-    """Tied and frozen weights, buffers of all sorts, dropout, batch norm, modes that differ."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.norm = nn.BatchNorm1d(8)
-        self.dropout = nn.Dropout(0.4)
-        self.still = nn.Dropout(0.4).eval()
-        self.frozen = nn.Linear(8, 8).requires_grad_(False)
-        self.head = nn.Linear(8, 11, bias=False)
-        self.head.weight = self.embedding.weight
-        self.register_buffer("scale", torch.rand(8), persistent=False)
-        self.shift = torch.rand(8)
-        self.noise = torch.Generator().manual_seed(random.randrange(10**6))
-        self.other_noise = np.random.default_rng(random.randrange(10**6))
-
-    def forward(self, ids: Tensor, weight: Tensor) -> Tensor:
-        x = self.embedding(ids) * self.scale + self.shift
-        x = x + torch.rand(x.shape, generator=self.noise) + self.other_noise.random()
-        x = self.still(self.frozen(self.dropout(self.norm(x)))) * weight[:, None]
-        return self.head(x * float(np.random.rand()) * random.random())
-
-
 def batch_of(samples: int = 64) -> dict[str, Tensor]:
     """Return a mapping batch that no seed gives again."""
     return {"ids": torch.randint(11, (samples,)), "weight": torch.rand(samples)}
@@ -218,20 +195,6 @@ def test_a_replay_is_the_same_bit_for_bit(saved: Save) -> None:
     # the test goes on from there as it did then
     assert torch.equal(torch.get_rng_state(), states[0])
     assert F.cross_entropy(other(**batch), target).item() == expected
-
-
-class Grows(nn.Module):
-    """A buffer that the first forward fills."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("cache", None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.cache is None:
-            self.cache = x.detach().mean(0)
-        return self.linear(x) + self.cache
 
 
 def filled() -> nn.Module:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from corpus.models.counted import bert, lstm, net
 from corpus.models.hooked import ZOO, make, seeded
+from corpus.models.small import Checkpointed
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.costing.measure import FurtherRun, measured_forward
@@ -52,23 +51,6 @@ def test_measuring_leaves_every_model_as_it_was(name: str) -> None:
         assert again.costs.peak_bytes >= again.costs.held_bytes
 
 
-class Net(nn.Module):
-    """Convolutions, functional layers, a residual, a frozen layer, one that is never called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.conv = nn.Conv2d(8, 8, 3, padding=1, groups=2)
-        self.head = nn.Linear(8, 4).requires_grad_(False)
-        self.never = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.stem(x)))
-        x = x + self.conv(x)
-        return self.head(x.mean((2, 3))) @ torch.ones(4, 2)
-
-
 def costs_of(model: nn.Module, batch: object) -> Costs:
     """What one forward costs."""
     costs = measured_forward(find_engine(model), Request(model, batch)).costs
@@ -82,26 +64,6 @@ def counted(model: nn.Module, *batch: object) -> FlopCounterMode:
     with FlopCounterMode(display=False) as counter:
         model(*batch)
     return counter
-
-
-def bert() -> tuple[nn.Module, Tensor]:
-    """A small BERT whose attention is matrix products that torch's counter knows."""
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        vocab_size=100,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        attn_implementation="eager",
-    )
-    return BertModel(config), torch.randint(0, 100, (2, 9))
-
-
-def net() -> tuple[nn.Module, Tensor]:
-    """The network above, and a batch."""
-    return Net(), torch.randn(4, 3, 16, 16)
 
 
 @pytest.mark.parametrize("made", [net, bert])
@@ -185,11 +147,6 @@ def kept_for_backward(model: nn.Module, *batch: Tensor) -> int:
     return sum(sizes)
 
 
-def lstm() -> tuple[nn.Module, Tensor]:
-    """Two layers in both directions."""
-    return nn.LSTM(12, 20, 2, bidirectional=True), torch.randn(7, 3, 12)
-
-
 @pytest.mark.parametrize("made", [net, bert, lstm])
 def test_saved_bytes_are_those_that_autograd_keeps(made) -> None:
     """The sum over layers is what plain hooks find, each storage once, without what is there."""
@@ -218,17 +175,6 @@ def test_nothing_is_saved_where_no_gradient_is_asked_for() -> None:
     with torch.no_grad():
         assert costs_of(model, batch).saved_bytes == 0
     assert costs_of(model.requires_grad_(False), batch).saved_bytes == 0
-
-
-class Checkpointed(nn.Sequential):
-    """Two blocks, whose activations are computed again in the backward pass, if it is on."""
-
-    is_on = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self:
-            x = checkpoint(block, x, use_reentrant=False) if self.is_on else block(x)
-        return x
 
 
 def test_activation_checkpointing_shows() -> None:
@@ -350,18 +296,6 @@ def test_the_loss_and_backward_of_the_user_are_not_run_twice_by_accident() -> No
     )
     assert len(calls) == 1
     assert report.observation.costs.backward
-
-
-def test_nothing_asked_nothing_loaded() -> None:
-    """An inspection without costs neither loads nor runs what measures them."""
-    code = (
-        "import sys, torch; from pytest_modelhealth import Inspector;"
-        "r = Inspector(torch.nn.Linear(2, 2)).run_inspection(torch.randn(4, 2));"
-        "assert r.observation.costs is None;"
-        "print([m for m in sys.modules if 'costing.' in m or 'flop_counter' in m])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_several_losses_are_measured_as_their_sum() -> None:

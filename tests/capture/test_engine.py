@@ -23,19 +23,23 @@ from torch.overrides import TorchFunctionMode
 
 from corpus.models.hooked import (
     CatchesException,
+    Encodes,
     ForwardCalledDirectly,
+    Functional,
     Lazy,
     Lists,
     MutatesInput,
+    Normalises,
     PlainList,
     ReturnsNone,
+    SharedByName,
     Small,
     Wrapped,
     padded,
     padded_encoder,
     x,
 )
-from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.report import Observation, Status
 from tests.capture.oracle import (
@@ -113,38 +117,6 @@ def test_a_record_has_every_field() -> None:
         assert replace(record) == record
 
 
-class SharedByName(nn.Module):
-    """An embedding kept for its weight alone, as T5 and BART do, and one that is read directly."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared, self.embed, self.read = (nn.Embedding(11, 4) for _ in range(3))
-        self.embed.weight = self.shared.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.embed(x) @ self.read.weight.T
-
-
-class Codebook(nn.Module):
-    """A module without forward that is no container."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("codes", torch.randn(3, 6))
-
-    def encode(self, x: Tensor) -> Tensor:
-        return x @ self.codes.T
-
-
-class Encodes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.codebook, self.head = Codebook(), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.codebook.encode(x))
-
-
 def ids() -> Tensor:
     """Return ids of a table of eleven."""
     return torch.randint(0, 11, (3, 5))
@@ -192,15 +164,6 @@ def test_a_backward_that_builds_a_graph_is_not_taken_for_the_loss_and_said() -> 
     layers = inspect(Small(), backward=lambda loss: loss.backward(create_graph=True)).layers
     assert layers["0"].gradients is None
     assert "create_graph" in layers["0"].reason
-
-
-class Normalises(nn.Linear):
-    """Writes to its weight."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.weight.div_(self.weight.norm())
-        return super().forward(x)
 
 
 @pytest.mark.parametrize(
@@ -253,17 +216,6 @@ def test_lazy_modules_in_a_plain_list_are_not_initialised_either() -> None:
 
 
 # ---- functional layers -------------------------------------------------------------------------
-
-
-class Functional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.tanh = nn.Linear(6, 6), nn.Tanh()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.lin(x))
-        x = x.relu() + torch.sigmoid(x)
-        return F.softmax(self.tanh(F.gelu(x)), dim=1)
 
 
 def test_functional_activations_are_layers_named_after_their_caller() -> None:
@@ -495,21 +447,6 @@ def test_compiled_models_in_two_threads_leave_the_stance_as_it_was() -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(inspect, models))
     assert torch._dynamo.eval_frame._stance.stance == "default"
-
-
-@pytest.mark.parametrize(
-    ("build", "options", "words"),
-    [
-        (Small, {"loss": lambda out: out.sum() * 1j}, "the loss is complex"),
-        (nn.Tanh, {"backward": True}, "depends on nothing that requires a gradient"),
-    ],
-)
-def test_what_cannot_be_differentiated_is_refused(
-    build: Any, options: dict[str, Any], words: str
-) -> None:
-    """The message says what was wrong."""
-    with pytest.raises(InspectionError, match=words):
-        inspect(build(), **options)
 
 
 # ---- Ctrl-C while the model is put back --------------------------------------------------------

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from corpus.models.hooked import x
+from corpus.models import hooked
+from corpus.models.hooked import Containers, Sourced, x
 from pytest_modelhealth import Inspector, ModelHealthError
 from pytest_modelhealth.report import Status
 from tests.capture.oracle import assert_alike, changes, fingerprint, projection, report_of
@@ -20,43 +20,9 @@ from tests.capture.oracle import assert_alike, changes, fingerprint, projection,
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.scale = nn.Linear(6, 6), nn.Parameter(torch.ones(6))
-
-    def forward(self, x: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
-        return F.gelu(self.lin(x) * self.scale) * gain, x + 1
-
-
-class InPlace(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.lin(x)
-        F.relu_(x)
-        return x
-
-
-class Net(nn.Module):
-    """Containers that nest, repeat, return tuples and write in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.body = Block(), nn.Sequential(nn.Linear(6, 6), InPlace())
-        self.head = nn.Linear(6, 2)
-
-    def forward(self, x, gain=2.0):  # torch.fx cannot pickle annotations that are strings
-        y, z = self.block(x)
-        y, u = self.block(y, gain=gain)
-        return self.head(torch.tanh(self.body(y) + z + u))
-
-
 def test_a_graph_module_shows_what_its_model_shows() -> None:
     """Every layer, inlined or not, functional or not, with the same numbers in the same order."""
-    model, batch = Net(), x()
+    model, batch = Containers(), x()
     report, expected = report_of(fx.symbolic_trace(model), batch), report_of(model, batch)
     assert_alike(report, expected)
     assert (list(report.layers), report.loss) == (list(expected.layers), expected.loss)
@@ -64,7 +30,7 @@ def test_a_graph_module_shows_what_its_model_shows() -> None:
 
 def test_a_graph_module_is_left_as_it_was() -> None:
     """Its code, graph and attributes too; after an exception as well."""
-    model, batch = fx.symbolic_trace(Net()), x()
+    model, batch = fx.symbolic_trace(Containers()), x()
     code, before, forward = model.code, fingerprint(model, batch), type(model).forward
     report_of(model, batch)
     with pytest.raises(ZeroDivisionError):
@@ -77,7 +43,7 @@ def test_a_graph_module_is_left_as_it_was() -> None:
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_made_meanwhile_know_nothing_of_us(duplicate: Any) -> None:
     """A copy made in the loss runs the graph's own code."""
-    model, batch = fx.symbolic_trace(Net()), x()
+    model, batch = fx.symbolic_trace(Containers()), x()
     copies = []
 
     def copying(output: Tensor) -> Tensor:
@@ -92,7 +58,7 @@ def test_copies_made_meanwhile_know_nothing_of_us(duplicate: Any) -> None:
 
 def test_a_call_that_the_graph_does_not_tell_is_opaque() -> None:
     """Where a container's nodes no longer stand together, or have no memory of their modules."""
-    model = fx.symbolic_trace(Net())
+    model = fx.symbolic_trace(Containers())
     block = next(n for n in model.graph.nodes if "block" in (n.meta.get("nn_module_stack") or {}))
     with model.graph.inserting_after(block):
         model.graph.call_function(torch.neg, (block,))
@@ -107,20 +73,9 @@ def test_a_call_that_the_graph_does_not_tell_is_opaque() -> None:
     assert "torch.fx inlined it" in layer.reason
 
 
-class Sourced(nn.Module):
-    """A layer whose calls stand in this file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.fc(x))  # the line that is sought
-
-
 LINE = 1 + next(
     place
-    for place, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines())
+    for place, text in enumerate(Path(hooked.__file__).read_text(encoding="utf-8").splitlines())
     if text.endswith("# the line that is sought")
 )
 
@@ -135,9 +90,9 @@ def test_each_layer_has_the_line_it_comes_from_where_the_graph_knows_it() -> Non
     for candidate in (traced, exported):
         report = Inspector(candidate).run_inspection(torch.randn(40, 6))
         for layer in ("0.fc", "0.relu"):
-            assert report[layer].source == f"{__file__}:{LINE}"
+            assert report[layer].source == f"{hooked.__file__}:{LINE}"
             written = next(one for one in report.to_dict()["layers"] if one["name"] == layer)
-            assert written["source"] == f"{__file__}:{LINE}"
+            assert written["source"] == f"{hooked.__file__}:{LINE}"
     silent = Inspector(fx.symbolic_trace(model)).run_inspection(torch.randn(40, 6))
     for layer in ("0.fc", "0.relu"):  # no line of the code that torch.fx writes
         assert silent.observation.called_at(layer) == silent[layer].source == ""

@@ -1,15 +1,24 @@
-"""What hooks see of the calls of layers and of gradients that several layers share."""
+"""What hooks and the function mode see of calls, options and shared gradients, and leave."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.capture.step.switches import collected_rarely
 from pytest_modelhealth.report import LayerRecord
+from tests.capture.oracle import report_of
 
 BATCH = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
@@ -72,3 +81,209 @@ def test_a_gradient_changed_between_two_layers_is_two() -> None:
             return x
 
     assert largest_gradients(layers_of(Scales())) == {"lin": 1.0, "": 3.0}
+
+
+# ---- how modules and calls are set up ------------------------------------------------------------
+
+
+def records(model: nn.Module) -> Mapping[str, LayerRecord]:
+    """Return the layers of one inspection."""
+    return report_of(model, torch.randn(4, 6)).layers
+
+
+def test_modules_tell_how_they_are_set_up() -> None:
+    """Plain attributes of modules are recorded; tensors, tuples and private ones are not."""
+    model = nn.Sequential(nn.BatchNorm1d(6, eps=1e-3), nn.Dropout(0.25), nn.Softmax(dim=0)).eval()
+    seen = records(model)
+    assert seen["0"].options == {
+        "training": False,
+        "num_features": 6,
+        "eps": 1e-3,
+        "momentum": 0.1,
+        "affine": True,
+        "track_running_stats": True,
+    }
+    assert seen["1"].options == {"training": False, "p": 0.25, "inplace": False}
+    assert seen["2"].options == {"training": False, "dim": 0}
+    assert seen[""].options == {"training": False}
+
+
+def test_modules_of_one_class_tell_each_its_own() -> None:
+    """An attribute that one of them alone has, or has as a number, is none of the other."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].rank = 4
+    model[2].rank = [4]
+    own = [records(model)[name].options for name in "012"]
+    shared = {"training": True, "in_features": 6, "out_features": 6}
+    assert own == [shared, shared | {"rank": 4}, shared]
+
+
+class Calls(nn.Module):
+    """Functional calls with arguments by position and by name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.leaky_relu(x, 0.3)
+        x = F.softmax(x, dim=-1) + torch.softmax(x, 0) + x.softmax(dim=1)
+        return F.dropout(x, 0.1)
+
+
+def test_functional_calls_tell_their_arguments() -> None:
+    """A functional layer's options are its call's plain arguments; dropout is its caller's."""
+    seen = records(Calls().eval())
+    assert seen["leaky_relu"].options == {"negative_slope": 0.3, "inplace": False}
+    assert [seen[f"softmax{i}"].options for i in ("", "_1", "_2")] == [
+        {"dim": -1},
+        {"dim": 0},
+        {"dim": 1},
+    ]
+    assert seen[""].options == {"training": False, "dropout_p": 0.1, "dropout_training": True}
+
+
+def test_training_is_that_of_the_forward() -> None:
+    """A forward that switches a layer's mode is recorded as it ran, and undone."""
+
+    class Switches(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[0].train()(x)
+
+    model = Switches(nn.Dropout(0.5)).eval()
+    assert records(model)["0"].options["training"] is True
+    assert not model[0].training
+
+
+# ---- the function mode among the user's own modes ------------------------------------------------
+
+
+def modes() -> list[Any]:
+    """Return the modes that are on, the outermost first."""
+    depth = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(level) for level in range(depth)]
+
+
+@pytest.mark.parametrize(
+    ("event", "function"), [("return", "__enter__"), ("call", "__exit__"), ("call", "__enter__")]
+)
+def test_an_interruption_of_torchs_own_code_leaves_no_mode(event: str, function: str) -> None:
+    """While torch had the mode in hand: it would put it back when its generator is collected."""
+    code = inspect.unwrap(torch.overrides._pop_mode_temporarily).__code__
+
+    def interrupt(frame: FrameType, happened: str, _: Any) -> None:
+        manager = frame.f_locals.get("self")
+        is_here = (happened, frame.f_code.co_name) == (event, function)
+        if is_here and getattr(getattr(manager, "gen", None), "gi_code", None) is code:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    class Activates(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(F.softmax(x, -1))
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            Inspector(Activates()).run_inspection(torch.ones(2, 3))
+    finally:
+        sys.setprofile(None)
+    assert modes() == []
+    del raised
+    gc.collect()
+    assert modes() == []
+
+
+def test_the_mode_is_off_inside_torchs_own_layers_and_on_around_them() -> None:
+    """A functional layer after a Linear is seen, and so is one in a hook of the user's on it."""
+    seen: dict[str, bool] = {}
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain, self.hooked = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.hooked.register_forward_hook(lambda module, args, output: F.relu(output))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(self.hooked(F.gelu(self.plain(x))))
+
+    model = Looks()
+    forward = nn.Linear.forward
+
+    def looking(module: nn.Linear, x: Tensor) -> Tensor:
+        seen["plain" if module is model.plain else "hooked"] = bool(modes())
+        return forward(module, x)
+
+    nn.Linear.forward = looking
+    try:
+        report = Inspector(model).run_inspection(torch.randn(5, 4))
+    finally:
+        nn.Linear.forward = forward
+    assert seen == {"plain": False, "hooked": True}
+    assert {"gelu", "hooked.relu", "sigmoid"} <= set(report.layers)
+
+
+# ---- the garbage collector waits while a step runs -----------------------------------------------
+
+
+USUAL, RARE = (700, 11, 12), (70_000, 11, 12)
+
+
+@pytest.fixture
+def thresholds() -> Iterator[None]:
+    """Thresholds that nobody else has, put back in any case."""
+    before = gc.get_threshold()
+    gc.set_threshold(*USUAL)
+    yield
+    gc.set_threshold(*before)
+
+
+class Does(nn.Module):
+    """Does something with the collector in its forward."""
+
+    def __init__(self, what: Callable[[], object]) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.what()
+        return x * 2
+
+
+@pytest.mark.usefixtures("thresholds")
+@pytest.mark.parametrize(
+    ("what", "after"),
+    [
+        (lambda: None, USUAL),
+        (lambda: 1 / 0, USUAL),
+        (lambda: gc.set_threshold(500, 5, 5), (500, 5, 5)),  # as a bare run would leave them
+    ],
+)
+def test_a_step_runs_under_higher_thresholds(
+    what: Callable[[], object], after: tuple[int, int, int]
+) -> None:
+    """A hundred times as many objects are waited for; afterwards they are what they were."""
+    seen = []
+    model = Does(lambda: (seen.append(gc.get_threshold()), what()))
+    try:
+        Inspector(model).run_inspection(torch.ones(2, 3), backward=False)
+    except ZeroDivisionError:
+        assert after is USUAL
+    assert seen == [RARE]
+    assert gc.get_threshold() == after
+
+
+@pytest.mark.usefixtures("thresholds")
+def test_the_last_of_several_threads_puts_them_back() -> None:
+    """They are one for the process, whoever leaves first."""
+    entered, may_leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with collected_rarely():
+            entered.set()
+            may_leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with collected_rarely():
+        thread.start()
+        assert entered.wait(10)
+    assert gc.get_threshold() == RARE
+    may_leave.set()
+    thread.join()
+    assert gc.get_threshold() == USUAL

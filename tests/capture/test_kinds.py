@@ -14,27 +14,15 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from corpus.models.hooked import Nested, Small, x
 from pytest_modelhealth import InspectionError, Inspector
-from pytest_modelhealth.report import HealthReport, LayerRecord, Status
+from pytest_modelhealth.report import HealthReport, Status
 from tests.capture.oracle import changes, fingerprint, projection, report_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def as_data(report: HealthReport) -> dict[str, Any]:
-    """Return every number and word of a report."""
-    return {layer.name: _layer_as_data(layer) for layer in report} | {"loss": report.loss}
-
-
-def _layer_as_data(layer: LayerRecord) -> list[Any]:
-    roles = ("inputs", "activations", "gradients", "parameters", "parameter_gradients", "buffers")
-    return [
-        *(layer.type_name, layer.status, layer.reason, layer.calls, layer.entered, layer.completed),
-        *(
-            (role, own, s.count, s.mean, s.std, s.min, s.max, s.exponents.counts.tolist())
-            for role in roles
-            for own, s in layer.tensors(role).items()
-        ),
-    ]
+def as_data(report: HealthReport) -> Any:
+    """Return every number and word of a report's layers, and its loss."""
+    return report.to_dict()["layers"], report.loss
 
 
 # ---- wrappers ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,49 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.tensors import TENSORS, VIEWS, Writes
 from pytest_modelhealth.capture import Request, find_engine
+from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.state import Memory, State
 from tests.capture.oracle import fingerprint, raw
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
-
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "whole": lambda base: base,
-    "expanded": lambda base: base[3:4].expand(5),
-    "expanded rows": lambda base: base[:3].expand(4, 3),
-    "expanded columns": lambda base: base[:3, None].expand(3, 4),
-    "expanded without elements": lambda base: base[:0, None].expand(0, 4),
-    "overlapping": lambda base: base.as_strided((4, 3), (1, 1), 2),
-    "overlapping, with gaps": lambda base: base.as_strided((3, 2), (4, 8)),
-    "unfolded": lambda base: base.unfold(0, 4, 2),
-    "column": lambda base: base.view(6, 4)[:, 1],
-    "block": lambda base: base.view(6, 4)[1:3, 1:3].t(),
-    "every third": lambda base: base[1::3],
-    "expanded column": lambda base: base.view(6, 4)[:, 1:2].expand(6, 3),
-}
-
-
-class Holder:
-    """Keeps a tensor out of the engine's sight: objects of the user's classes are not opened."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
-class Writes(nn.Module):
-    """Writes to its buffers by `write`, and ends as `end` says."""
-
-    def __init__(self, write: Callable[[nn.Module], Any], **buffers: Tensor) -> None:
-        super().__init__()
-        self.lin, self.write, self.end = nn.Linear(3, 3), write, lambda: None
-        for name, tensor in buffers.items():
-            self.register_buffer(name, tensor)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.write(self)
-        self.end()
-        return self.lin(x)
 
 
 def fail() -> None:
@@ -109,47 +74,6 @@ def test_what_a_view_shows_is_restored(view: str, as_attribute: bool) -> None:
             assert torch.equal(base[last:], start[last:] + 1.5 * number)
     assert (buffer.stride(), buffer.data_ptr()) == (stride, VIEWS[view](base).data_ptr())
     assert base._version == version + 3  # restoring is no write that autograd sees
-
-
-def _quantized() -> Tensor:
-    return torch.quantize_per_tensor(torch.tensor([1.0, -2.0]), 0.1, 0, torch.qint8)
-
-
-def _quantized_by_float_channels() -> Tensor:
-    scales = torch.tensor([0.1, 0.2])
-    return torch.quantize_per_channel(torch.ones(2, 3), scales, torch.zeros(2), 0, torch.quint8)
-
-
-def _jagged() -> Tensor:
-    parts = [torch.arange(2.0), torch.arange(3.0)]
-    return torch.nested.nested_tensor(parts, layout=torch.jagged)
-
-
-TENSORS: dict[str, Callable[[], Tensor]] = {
-    "negative bit": lambda: torch._neg_view(torch.tensor([0.0, -0.0, torch.nan, 2.0])),
-    "conjugate bit": lambda: torch.tensor([1 + 2j, -0.0 - 0.0j]).conj(),
-    "imaginary part": lambda: torch.tensor([1 + 2j, 3 - 4j]).imag,
-    "imaginary part, conjugated": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
-    "complex column": lambda: torch.ones(3, 2, dtype=torch.complex128)[:, 1],
-    "float8": lambda: torch.ones(3).to(torch.float8_e5m2),
-    "booleans, expanded": lambda: torch.ones(1, dtype=torch.bool).expand(4, 4),
-    "scalar": lambda: torch.tensor(torch.nan),
-    "read as another dtype": lambda: torch.ones(3).view(torch.int16),
-    "quantized": _quantized,
-    "quantized by channels, float": _quantized_by_float_channels,
-    "coordinates": lambda: torch.eye(3).to_sparse(),
-    "coordinates, not coalesced": lambda: torch.sparse_coo_tensor(
-        torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (3,)
-    ),
-    "compressed rows": lambda: torch.eye(3).to_sparse_csr(),
-    "compressed columns": lambda: torch.eye(3).to_sparse_csc(),
-    "blocks": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "jagged": _jagged,
-    "mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
-    "meta": lambda: torch.ones(3, device="meta"),
-    "meta, expanded": lambda: torch.ones(1, device="meta").expand(3),
-}
 
 
 def written(tensor: Tensor) -> Tensor:
@@ -276,3 +200,56 @@ def test_attributes_are_the_same_objects_in_their_order(change: str) -> None:
     assert state.is_as_it_was()
     assert [(name, id(value)) for name, value in vars(module).items()] == before
     assert not module._forward_hooks
+
+
+# ---- tensors in a file ---------------------------------------------------------------------------
+
+
+KEPT = [
+    torch.randn(3, 4),
+    torch.randn(5).bfloat16(),
+    torch.tensor(2.5, dtype=torch.float64),
+    torch.empty(0, 3),
+    torch.arange(6).view(2, 3).T,
+    torch.tensor([True, False]),
+    torch.tensor([float("nan"), float("inf")]),
+]
+
+
+@pytest.mark.parametrize("budget", [0, 60, 1 << 20])
+def test_tensors_come_back_as_they_were(budget):
+    """Shape, dtype and bits survive, in memory and in the file, a later write to the tensor too."""
+    with TensorStore(budget) as store:
+        given = [tensor.clone() for tensor in KEPT]
+        numbers = [store.put(tensor) for tensor in given]
+        for tensor in given:
+            tensor.zero_()
+        for number, tensor in zip(numbers, KEPT, strict=True):
+            assert store[number].dtype == tensor.dtype
+            torch.testing.assert_close(store[number], tensor, rtol=0, atol=0, equal_nan=True)
+        assert store.in_memory <= budget
+        assert store.in_memory + store.on_disk == sum(tensor.nbytes for tensor in KEPT)
+        assert len(store) == len(KEPT)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+def test_the_file_goes_with_an_exception(tmp_path, monkeypatch):
+    """However the context ends, no file is left, open or in the folder."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = open_files()
+
+    def interrupted() -> None:
+        with TensorStore(0) as store:
+            store.put(torch.ones(100))
+            assert open_files() == before + 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert open_files() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def open_files() -> int:
+    """Return how many files this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))

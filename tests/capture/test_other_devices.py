@@ -16,30 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from corpus.models.counted import residual
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing import recorder
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.statistics import Ledger, dense, queued
 from tests.statistics.test_queued import NoWaiting, assert_same
-
-
-class Block(nn.Module):
-    """Normalisation, a functional activation, a residual and a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
-        self.register_buffer("scale", torch.tensor(0.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.scale * torch.relu(self.conv(self.norm(x)))
-
-
-def model(layers: int = 3) -> nn.Module:
-    """Return a small convolutional classifier."""
-    torch.manual_seed(0)
-    blocks = [Block() for _ in range(layers)]
-    return nn.Sequential(nn.Conv2d(3, 4, 3), *blocks, nn.Flatten(), nn.Linear(4 * 36, 5))
 
 
 def mean_square(output: Tensor) -> Tensor:
@@ -52,7 +34,7 @@ def inspect(layers: int = 3, **options: Any) -> HealthReport:
     torch.manual_seed(1)
     images = torch.randn(6, 3, 8, 8)
     # no loss function of torch's, at whose arguments an inspection looks, once a run
-    return Inspector(model(layers)).run_inspection(images, loss=mean_square, **options)
+    return Inspector(residual(layers)).run_inspection(images, loss=mean_square, **options)
 
 
 @pytest.fixture
@@ -108,12 +90,14 @@ def test_a_loss_function_is_not_waited_for(fetches: list[int]) -> None:
     """What torch's losses were given is taken on the device, and settled when all is fetched."""
     target = torch.randint(0, 5, (6,))
     images = torch.randn(6, 3, 8, 8)
-    found = Inspector(model()).run_inspection(images, target, loss=nn.functional.cross_entropy)
+    found = Inspector(residual()).run_inspection(images, target, loss=nn.functional.cross_entropy)
     assert found.observation.errors == ()
     assert len(fetches) == 1
     with pytest.MonkeyPatch.context() as patch, _disable_current_modes():
         patch.setattr(recorder, "Ledger", Ledger)
-        report = Inspector(model()).run_inspection(images, target, loss=nn.functional.cross_entropy)
+        report = Inspector(residual()).run_inspection(
+            images, target, loss=nn.functional.cross_entropy
+        )
     (call,), (expected,) = found.observation.loss_calls, report.observation.loss_calls
     assert call.value == expected.value
     assert call.targets == expected.targets
@@ -142,7 +126,7 @@ def strictly() -> Iterator[None]:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_no_layer_is_waited_for() -> None:
     """Anywhere in the forward or the backward."""
-    watched, images = Strict(model().cuda()), torch.randn(6, 3, 8, 8, device="cuda")
+    watched, images = Strict(residual().cuda()), torch.randn(6, 3, 8, 8, device="cuda")
 
     def backward(value: Tensor) -> None:
         with strictly():

@@ -10,63 +10,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from corpus.models.out_of_sight import Net, Product, X, of_fake, traced
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.capture.step import run
 from pytest_modelhealth.report import Status
 from tests.capture.oracle import changes, fingerprint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TorchScript is about to be dropped
-
-X = torch.linspace(-1, 1, 24).reshape(4, 6)
-
-
-class Inner(nn.Module):
-    """Two layers, one without parameters, and one that is left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.act, self.b = nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)
-        self.spare = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.act(self.a(x)))
-
-
-class Net(nn.Module):
-    """Runs its part in the way of `run`, which nothing of the engine knows."""
-
-    def __init__(self, way: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> None:
-        super().__init__()
-        self.inner, self.head = Inner(), nn.Linear(6, 2)
-        self.run = way(self.inner)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.run(x))
-
-
-def traced(inner: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Hide a trace in a closure."""
-    script = torch.jit.trace(inner, X)
-    return lambda x: script(x)
-
-
-class Product(torch.autograd.Function):
-    """A function of the user's own, which gets its parameters past torch."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the product."""
-        ctx.save_for_backward(x, weight)
-        return x @ weight.t()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of both."""
-        x, weight = ctx.saved_tensors
-        return gradient @ weight, gradient.t() @ x
 
 
 OPAQUE, NOT_CALLED, OBSERVED = Status.OPAQUE, Status.NOT_CALLED, Status.OBSERVED
@@ -163,17 +116,6 @@ def test_fake_tensors_are_refused(fake: str) -> None:
     with where, pytest.raises(InspectionError, match="FakeTensorMode, whose tensors have shapes"):
         Inspector(model).run_inspection(batch, loss=lambda output: output.sum())
     assert before is None or changes(before, fingerprint(model, None)) == []
-
-
-def of_fake(inner: Inner) -> Callable[[Tensor], Tensor]:
-    """Run a layer on fake tensors to learn a shape."""
-
-    def run(x: Tensor) -> Tensor:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            width = inner.a(mode.from_tensor(x)).shape[1]
-        return inner.b(x) * width
-
-    return run
 
 
 def test_a_forward_may_use_fake_tensors() -> None:

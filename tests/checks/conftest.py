@@ -52,6 +52,13 @@ def mlp() -> Mlp:
 
 
 @pytest.fixture
+def dead(mlp: Mlp) -> Mlp:
+    """A model whose first activation never fires."""
+    torch.nn.init.constant_(mlp.fc1.bias, -50.0)
+    return mlp
+
+
+@pytest.fixture
 def batch() -> torch.Tensor:
     """Inputs for it, enough samples for every check."""
     return torch.randn(64, 16)

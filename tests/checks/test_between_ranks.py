@@ -35,81 +35,50 @@ def told(kind: str, value: float = 1.0, **more: object) -> Finding:
     return Finding(kind, "0", "parameters", value, **given)
 
 
-def test_without_ranks_nothing_is_said(seen: tuple[Observation, Settings]) -> None:
-    """One process has nobody to disagree with."""
-    assert judge(*seen).violations == ()
+FAILS = (
+    *("same_weights", "distinct_data", "replicas_agree", "averaged_gradients", "same_path"),
+    "unused_parameters",
+)
+
+
+def test_a_disagreement_fails_as_it_is_told(seen: tuple[Observation, Settings]) -> None:
+    """Its message, layer, role and tensor are those of the violation; one process has none.
+
+    Each fault between ranks stands by itself, and hides no other.
+    """
+    observation, settings = seen
+    assert judge(observation, settings).violations == ()
+    violations = judge(of_ranks(observation, *map(told, FAILS)), settings).violations
+    assert {found.check for found in violations} == {*FAILS}
+    for found in violations:
+        place = (found.layer, found.role, found.tensor)
+        assert (place, found.message) == (("0", "parameters", "weight"), "it is wrong")
+        assert found.cause
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("found", "grade"),
     [
-        "same_weights",
-        "distinct_data",
-        "replicas_agree",
-        "averaged_gradients",
-        "same_path",
-        "unused_parameters",
+        # up to one and a half a target may weigh more
+        (told("even_weights", 1.5), None),
+        (told("even_weights", 1.51), "fail"),
+        # sixteen samples of a batch norm are enough
+        (told("synced_norm", 16.0), None),
+        (told("synced_norm", 15.0), "warn"),
+        # a buffer that differs in evaluation mode may be written in training
+        (told("same_weights", grade="warn"), "warn"),
     ],
 )
-def test_a_disagreement_fails_as_it_is_told(seen: tuple[Observation, Settings], kind: str) -> None:
-    """Its message, layer, role and tensor are those of the violation, which stands by itself."""
-    observation, settings = seen
-    (found,) = judge(of_ranks(observation, told(kind)), settings).violations
-    assert (found.check, found.layer, found.role, found.tensor) == (
-        kind,
-        "0",
-        "parameters",
-        "weight",
-    )
-    assert found.message == "it is wrong"
-    assert found.cause
-
-
-@pytest.mark.parametrize(("value", "fails"), [(1.5, False), (1.51, True)])
-def test_weights_of_samples_have_a_limit(
-    seen: tuple[Observation, Settings], value: float, fails: bool
+def test_what_has_a_limit_or_may_be_meant(
+    seen: tuple[Observation, Settings], found: Finding, grade: str | None
 ) -> None:
-    """Up to one and a half a target may weigh more."""
-    observation, settings = seen
-    judged = judge(of_ranks(observation, told("even_weights", value)), settings)
-    assert bool(judged.violations) is fails
+    """Beyond its limit it fails, or warns where fewer are no fault."""
+    judged = judge(of_ranks(seen[0], found), seen[1])
+    assert [one.check for one in judged.violations] == [found.check] * (grade == "fail")
+    assert [one.check for one in judged.warned] == [found.check] * (grade == "warn")
 
 
-@pytest.mark.parametrize(("samples", "warns"), [(16.0, False), (15.0, True)])
-def test_batch_norms_warn_of_few_samples(
-    seen: tuple[Observation, Settings], samples: float, warns: bool
-) -> None:
-    """Sixteen are enough, and fewer fail nothing."""
-    observation, settings = seen
-    judged = judge(of_ranks(observation, told("synced_norm", samples)), settings)
-    assert judged.violations == ()
-    assert bool(judged.warned) is warns
-
-
-def test_what_may_be_meant_warns(seen: tuple[Observation, Settings]) -> None:
-    """A buffer that differs in evaluation mode may be written in training."""
-    observation, settings = seen
-    judged = judge(of_ranks(observation, told("same_weights", grade="warn")), settings)
-    assert judged.violations == ()
-    assert [found.check for found in judged.warned] == ["same_weights"]
-
-
-def test_disagreements_explain_nothing(seen: tuple[Observation, Settings]) -> None:
-    """Each fault between ranks stands by itself, and hides no other."""
-    observation, settings = seen
-    both = of_ranks(observation, told("same_weights"), told("same_path"))
-    judged = judge(both, settings)
-    assert [found.check for found in judged.violations] == ["same_weights", "same_path"]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ((1,), "rank 1"),
-        ((0, 2), "ranks 0 and 2"),
-        ((0, 1, 2), "ranks 0, 1 and 2"),
-    ],
-)
-def test_ranks_have_names(ranks: tuple[int, ...], text: str) -> None:
+def test_ranks_have_names() -> None:
     """All of them are named."""
-    assert named_ranks(ranks) == text
+    texts = {(1,): "rank 1", (0, 2): "ranks 0 and 2", (0, 1, 2): "ranks 0, 1 and 2"}
+    assert {ranks: named_ranks(ranks) for ranks in texts} == texts

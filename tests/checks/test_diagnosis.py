@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from corpus.models.branching import Detached, Silent, Twins, Wide
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
@@ -79,22 +80,9 @@ def test_independent_violation_is_never_a_consequence(seen):
     assert told == [[("dead_units", "act1")], [("missing_gradients", "fc1")]]
 
 
-class Towers(nn.Module):
-    """Two towers of one input that meet in a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.left = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
-        self.right = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.head(self.left(x) + self.right(x))
-
-
 def test_faults_in_separate_towers_are_two_stories(batch):
     """Neither tower feeds the other; the head behind both belongs to the first."""
-    seen = Inspector(Towers()).run_inspection(batch).observation
+    seen = Inspector(Twins()).run_inspection(batch).observation
     told = stories(
         seen,
         violation("dead_units", "left.1"),
@@ -108,23 +96,6 @@ def test_faults_in_separate_towers_are_two_stories(batch):
     ]
 
 
-class Twins(nn.Module):
-    """Two towers that are given the batch, one of them another multiple of it, and a head."""
-
-    def __init__(self, *dead, factor=1.0):
-        super().__init__()
-        self.left, self.right = (
-            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8), nn.Tanh())
-            for _ in range(2)
-        )
-        self.head, self.factor = nn.Linear(8, 2), factor
-        for tower in dead:
-            nn.init.constant_(self.get_submodule(tower)[0].bias, -50.0)
-
-    def forward(self, x):
-        return self.head(self.left(x) + self.right(self.factor * x))
-
-
 @pytest.mark.parametrize("factor", [1.0, 1.5], ids=["the same numbers", "other numbers"])
 def test_two_dead_towers_are_two_stories(factor, batch, inspect):
     """Whatever numbers they get, neither dies of the other; a tower that lives is no story."""
@@ -135,21 +106,6 @@ def test_two_dead_towers_are_two_stories(factor, batch, inspect):
         "right.1"
     ]
     assert inspect(Twins(factor=factor), batch).healthy
-
-
-class Detached(nn.Module):
-    """A critic beside a policy, on features that it is given detached."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
-        self.policy, self.critic = nn.Linear(8, 4), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-        self.aside = nn.Linear(8, 8)
-
-    def forward(self, x):
-        h = self.encoder(x)
-        self.aside(h)
-        return self.policy(h), self.critic(h.detach())
 
 
 @pytest.mark.parametrize(
@@ -175,19 +131,6 @@ def test_what_follows_along_the_flow(cause, effect, folds, batch):
     assert told == ([[cause[:2], effect[:2]]] if folds else [[cause[:2]], [effect[:2]]])
 
 
-class Silent(nn.Module):
-    """A layer that dies, and a logarithm of its own between it and layers that meet no number."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc, self.act = nn.Linear(16, 32), nn.ReLU()
-        self.conv, self.norm = nn.Linear(32, 16), nn.BatchNorm1d(16)
-        nn.init.constant_(self.fc.bias, -50.0)
-
-    def forward(self, x):
-        return self.norm(self.conv(torch.log(self.act(self.fc(x)))))
-
-
 def test_what_a_forward_makes_comes_before_what_follows_from_it(batch, inspect):
     """The model makes -inf between two layers; a statistic behind them is a consequence."""
     report = inspect(Silent(), batch)
@@ -196,17 +139,6 @@ def test_what_a_forward_makes_comes_before_what_follows_from_it(batch, inspect):
         ("dead_units", "act"),
     ]
     assert ("finite", "norm") in [(v.check, v.layer) for v in report.violations[0].folded]
-
-
-class Wide(nn.Module):
-    """Many towers beside each other."""
-
-    def __init__(self, count):
-        super().__init__()
-        self.towers = nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
-
-    def forward(self, x):
-        return torch.stack([tower(x) for tower in self.towers]).sum(0)
 
 
 def test_thousands_of_violations_cost_seconds():
@@ -229,7 +161,7 @@ def test_thousands_of_violations_cost_seconds():
 
 def test_nan_in_one_tower_reaches_the_gradients_of_the_other(batch):
     """A loss that is NaN has no finite gradient anywhere."""
-    seen = Inspector(Towers()).run_inspection(batch).observation
+    seen = Inspector(Twins()).run_inspection(batch).observation
     nan = violation("finite", "left.0")
     gradient = violation("finite", "right.0", "gradients")
     assert stories(seen, nan, gradient) == [[("finite", "left.0"), ("finite", "right.0")]]

@@ -6,58 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from corpus import Case, cases
-from corpus.models.starts import ClassToken, Faces, Margin, Scaled, StandardisedConv
-from pytest_modelhealth import HealthReport, Inspector
+from corpus.models.starts import (
+    ClassToken,
+    Faces,
+    Last,
+    Rounded,
+    Scaled,
+    StandardisedConv,
+    cosine_logits,
+)
 from pytest_modelhealth.capture.observing.autograd_graph import are_cosines
 from pytest_modelhealth.checks.facts import linear_maps
-from pytest_modelhealth.report import Verdict
-
-# those that take seconds to train are judged with the others of the corpus
-STARTS = (
-    "standardised convolutions, gains of one and zero",
-    "last norm of each branch zero, around an activation",
-    "standardised convolution of tiny raw weights",
-    "ArcFace",
-    "CosFace",
-    "ArcFace as the loss",
-    "cosines times 64",
-    "classifier of the faults beside them",
-    "wide convolutions of std 0.3 before batch norms",
-    "wide convolutions of std 0.3 before norms of one's own",
-    "LayerScale of 1e-6, class token, relative positions",
-    "LayerScale of 1e-4, pooled queries, class token",
-    "head that starts at 1e-8",
-    "factors of one in a trunk",
-)
-CONTROLS = [case for case in cases(role="control") if case.name in STARTS]
-FAULTS = [case for case in cases(role="fault") if case.healthy.__module__ == "corpus.models.starts"]
-
-
-def report_on(case: Case) -> HealthReport:
-    """Inspect a case under default settings."""
-    made = case.build()
-    options = {} if made.loss is None else {"loss": made.loss}
-    return Inspector(made.model).run_inspection(made.inputs, made.target, **options)
-
-
-def named(case):
-    """The id of a case."""
-    return case.name
-
-
-@pytest.mark.parametrize("case", CONTROLS, ids=named)
-def test_a_start_by_design_is_healthy(case):
-    """What a paper or library starts with is no fault."""
-    report = report_on(case)
-    assert report.verdict is not Verdict.UNHEALTHY, report.render("failure")
-
-
-@pytest.mark.parametrize("case", FAULTS, ids=named)
-def test_the_nearest_fault_is_caught(case):
-    """The fault beside it is named at its layer, with its cause."""
-    found = [v for v in report_on(case).violations if case.is_at(v.layer)]
-    assert any(case.is_named_in(f"{v.message} {v.cause}") for v in found), found
 
 
 def test_a_gain_is_no_kernel(inspect):
@@ -65,30 +24,6 @@ def test_a_gain_is_no_kernel(inspect):
     model = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), StandardisedConv(1, 8))
     report = inspect(model, torch.randn(64, 16))
     assert [found.tensor for found in linear_maps(report["1"])] == ["weight"]
-
-
-def cosine_logits():
-    """Logits that are cosines and logits that are not, with the truth."""
-    torch.manual_seed(0)
-    x, w = torch.randn(8, 6, requires_grad=True), nn.Parameter(torch.randn(3, 6))
-    labels = torch.randint(0, 3, (8,))
-    unit, centres = nn.functional.normalize(x), nn.functional.normalize(w)
-    cosines = unit @ centres.T
-    moved = cosines.clone()
-    moved[torch.arange(8), labels] -= 0.35
-    by_hand = (x / x.norm(dim=1, keepdim=True)) @ (w / w.square().sum(1, keepdim=True).sqrt()).T
-    normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3, bias=False))
-    yield "mm", cosines * 64, True
-    yield "index", moved * 64, True
-    yield "by hand", by_hand, True
-    yield "weight norm", normed(unit) / 0.07, True
-    yield "angle", Margin(width=6)(x, labels), True
-    yield "function", nn.functional.cosine_similarity(x[:, None], w[None], dim=-1) * 30, True
-    yield "learned scale", cosines * nn.Parameter(torch.tensor(2.6)).exp(), True
-    yield "plain", (x @ w.T) * 64, False
-    yield "one side only", (unit @ w.T) * 64, False
-    yield "a layer after", torch.relu(cosines) * 64, False
-    yield "normalised late", nn.functional.normalize(x @ w.T) * 64, False
 
 
 @pytest.mark.parametrize(
@@ -111,17 +46,6 @@ def test_a_gradient_that_vanishes_before_layerscale_is_no_design(inspect):
     assert "saturated" in violation.cause
 
 
-class Last(nn.Module):
-    """Applies a net to the dimension of the channels."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        return self.net(x.transpose(1, 2)).transpose(1, 2)
-
-
 def test_queries_of_the_last_block_rounded_are_warned_of(inspect):
     """Where a class token alone is read, no queries of the others are needed: it says so."""
     model = ClassToken(start=1.0)
@@ -130,17 +54,6 @@ def test_queries_of_the_last_block_rounded_are_warned_of(inspect):
     images, labels = torch.randn(32, 1, 8, 8), torch.randint(0, 10, (32,))
     report = inspect(model, images, labels, loss=nn.functional.cross_entropy)
     assert "blocks.2.attention.qkv.q" in {w.layer for w in report.warnings}
-
-
-class Rounded(nn.Module):
-    """Queries from a layer of their own, rounded."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
-
-    def forward(self, x):
-        return torch.cat([self.q(x).round(), self.kv(x)], -1)
 
 
 @pytest.mark.parametrize(

@@ -4,33 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from corpus.checks.parts import Applies
+from corpus.models.starts import UNFITTED, deep, drawn
 
 
-def deep(activation, std, after, depth=16):
-    """Return a net of batch normalisations whose weights have this deviation, fresh."""
-    layers = []
-    for _ in range(depth):
-        linear = nn.Linear(16, 16)
-        nn.init.normal_(linear.weight, std=std)
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.BatchNorm1d(16), activation()]
-    return nn.Sequential(*layers, after, nn.Linear(16, 4))
-
-
-KINDS = {
-    "activation_scale": lambda: deep(nn.Identity, 0.6, nn.Identity()),
-    "collapse": lambda: deep(nn.GELU, 0.02, Applies(lambda x: x + 1.0), 8),
-    "dead_units": lambda: deep(lambda: nn.Hardshrink(0.1), 0.1, nn.Identity(), 4),
-    "grad_norm": lambda: deep(nn.Identity, 0.01, nn.Identity()),
-    "saturation": lambda: deep(nn.Identity, 1.0, nn.Tanh()),
-}
-
-
-@pytest.mark.parametrize("check", KINDS)
+@pytest.mark.parametrize("check", UNFITTED)
 def test_what_depth_explains_is_one_line(check, inspect):
     """Whatever it is called and in however many layers, it says what would settle it."""
-    model, batch = KINDS[check](), torch.randn(64, 16)
+    model, batch = UNFITTED[check](), torch.randn(64, 16)
     report = inspect(model.eval(), batch)
     assert report.violations == ()
     (line,) = report._judgement.inconclusive
@@ -85,16 +65,6 @@ def test_what_depth_cannot_explain_stays_a_fault(batch, inspect):
     assert [v.check for v in report.violations] == ["missing_gradients"]
 
 
-def drawn(model, centre, shift):
-    """Draw the scales of its batch normalisations around `centre`, and shifts with a deviation."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            nn.init.normal_(module.weight, centre, 0.02)
-            nn.init.normal_(module.bias, std=shift)
-    nn.init.zeros_(model[-1].bias)
-    return model
-
-
 @pytest.mark.parametrize(
     ("centre", "shift"), [(1.0, 0.0), (0.0, 0.0), (0.1, 0.1)], ids=["DCGAN", "MobileViT", "RepVGG"]
 )
@@ -114,6 +84,6 @@ def test_scales_that_an_initialiser_draws_were_not_trained(centre, shift, batch,
 
 def test_layers_that_are_not_judged_draw_no_line(inspect):
     """What lies outside of the setting `layers` is neither a violation nor in doubt."""
-    model, batch = KINDS["dead_units"]().eval(), torch.randn(64, 16)
+    model, batch = UNFITTED["dead_units"]().eval(), torch.randn(64, 16)
     assert inspect(model, batch, settings={"layers": "0"}).healthy
     assert not inspect(model, batch, settings={"layers": "*"}).healthy

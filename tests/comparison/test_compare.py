@@ -9,15 +9,16 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from corpus.models.changed import Headless, Mixing, Odd, Shifted, Spoiled
-from corpus.models.paired import Cnn, Gpt, Mlp, batch
-from corpus.pairs import BENIGN, HARMFUL, twins
+from corpus.models.paired import Gpt, Mlp, batch
+from corpus.pairs import BENIGN, CHANGES, HARMFUL, X, twins
 from pytest_modelhealth import Comparison, LayerNotFoundError, ModelHealthError, compare
 from pytest_modelhealth.alignment.result import Change
+from pytest_modelhealth.comparison.measures import gap, measure
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -68,47 +69,6 @@ def test_what_computes_the_same_is_equivalent_and_the_rest_parts_where_it_begins
     if name in HARMFUL:
         assert comparison.first_divergence.layer == HARMFUL[name][1], str(comparison)
     assert WORDS.get(name, "") in (str if name in BENIGN else repr)(comparison)
-
-
-X = torch.randn(8, 16, generator=torch.manual_seed(0))
-CANCELLING = torch.cat([half := torch.randn(8, 8, 36, 36), -half])
-CHANGES: dict[str, tuple[Callable[[], nn.Module], Any, str, Any, str | None, str, dict]] = {
-    "a word that is not in the batch": (
-        Headless, torch.zeros(2, 10, dtype=torch.int64),
-        "tokens.weight", lambda w: w * torch.where(torch.arange(40) == 7, 1.001, 1.0)[:, None],
-        "tokens", "weight differs in 24 of 960 values: weight[7, 0]", {},
-    ),
-    "a rounding of the weights": (
-        Mlp, X, "fc2.weight", lambda w: w * (1 + 2.0**-23), None, "", {}
-    ),
-    "a buffer that training does not read": (
-        lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)), X,
-        "1.running_mean", lambda b: b + 1, None, "1: running_mean differs", {},
-    ),
-    "what a step leaves in the buffers": (
-        Cnn, batch(Cnn()), "bn2.momentum", 0.01, "bn2",
-        "running_mean and running_var are not the same", {"kind": "buffers"},
-    ),
-    "nothing is left in evaluation": (
-        lambda: Cnn().eval(), batch(Cnn()), "bn2.momentum", 0.01, None, "", {}
-    ),
-    "an eighth of the epsilon of inputs that cancel": (
-        lambda: nn.Sequential(Shifted(8)), CANCELLING, "0.shift", 2.0**-26, None, "", {}
-    ),
-    "far more than that": (
-        lambda: nn.Sequential(Shifted(8)), CANCELLING, "0.shift", 2.0**-16, "0", "",
-        {"result.key.tensor": "running_mean"},
-    ),
-    "code between the layers of a list": (
-        Mixing, X, "loops", 0.0, "", "loops is 0.0, was 1.0", {}
-    ),
-    "one element among many": (
-        lambda: nn.Sequential(Spoiled(64, 64), nn.Tanh()),
-        torch.randn(512, 64), "0.error", 1e-4, "0", "",
-        {"result.difference.at": (3, 5), "result.difference.unequal": 1},
-    ),
-    "a model that is another in float64": (Odd, X, "norm.eps", 1e-3, "norm", "", {}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CHANGES)
@@ -257,3 +217,46 @@ def test_compiled_code_is_what_is_compared():
     assert divergence(1.01, 0.0) is not None
     found = divergence(1.0, 1.0)
     assert (found.layer, found.kind) == ("1", "buffers")
+
+
+# ---- what is measured of two tensors -------------------------------------------------------------
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_every_measure_is_that_of_numpy(dtype):
+    """Norms, errors and place are those of a float64 computation, in several chunks too."""
+    torch.manual_seed(0)
+    reference = torch.randn(1031, 1031).to(dtype)
+    candidate = (reference * (1 + 0.01 * torch.randn(1031, 1031))).to(dtype)
+    a, b = reference.double().numpy(), candidate.double().numpy()
+    found = measure(reference, candidate)
+    error = np.abs(a - b)
+    assert found.count == 1031 * 1031 > 1 << 20
+    assert found.unequal == (a != b).sum()
+    assert found.max_abs == error.max()
+    assert found.at == np.unravel_index(error.argmax(), a.shape)
+    assert (found.expected, found.found) == (a[found.at], b[found.at])
+    assert found.error_norm == pytest.approx(np.linalg.norm(a - b))
+    assert found.relative_l2 == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a))
+    assert gap(reference, candidate) == pytest.approx((found.error_norm, found.max_abs), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "unequal", "nans", "nonfinite"),
+    [
+        ([1.0, NAN], [1.0, NAN], 0, 1, 0),
+        ([0.0], [-0.0], 0, 0, 0),
+        ([1.0, NAN], [NAN, 1.0], 2, 0, 2),
+        ([1.0, NAN], [2.0, NAN], 1, 1, 0),
+        ([1.0], [1.0000001], 1, 0, 0),
+        ([INF], [-INF], 1, 0, 1),
+        ([NAN, INF, 2.0, -INF], [NAN, INF, 2.5, 0.0], 2, 1, 1),
+    ],
+)
+def test_equal_means_every_element_and_nan_to_nan(a, b, unequal, nans, nonfinite):
+    """NaN is equal to NaN, and zero to negative zero; what is none on one side is counted."""
+    found = measure(torch.tensor(a), torch.tensor(b))
+    assert (found.unequal, found.nan_both, found.nonfinite) == (unequal, nans, nonfinite)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from corpus.models.rewritten import Several, Text
+from corpus.models.scripted import MAKERS, Flow, Net, inlined, loaded
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.comparison.comparison import Comparison
-from tests.capture.deployed.test_scripts import MAKERS, Flow, Net, inlined, loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

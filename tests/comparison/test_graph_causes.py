@@ -10,21 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from corpus.models.exported import (
+    GRAPHS,
+    SERIES,
     Averaged,
-    Functional,
     Mapped,
     Own,
-    Recurrent,
+    X,
     between,
-    convolutions,
     edited,
     reweighted,
 )
 from pytest_modelhealth import Comparison, compare
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-X, SERIES, IMAGES = torch.randn(8, 16), torch.randn(4, 10, 16), torch.randn(4, 4, 8, 8)
 
 
 def exported(model: nn.Module, x: Tensor, path: Any, is_new: bool) -> Any:
@@ -41,35 +39,6 @@ def cause_of(comparison: Comparison) -> str:
     assert not comparison.equivalent
     assert comparison.first_divergence is not None
     return comparison.first_divergence.cause
-
-
-DOUBLED, TURNED = (lambda w: w * 2), (lambda w: w.T)
-GRAPHS: dict[str, tuple[nn.Module, Tensor, list[tuple[Any, Any, str]]]] = {
-    "pointwise": (
-        between(
-            nn.LayerNorm(16), nn.LeakyReLU(0.2), nn.BatchNorm1d(16), nn.GELU(), nn.Hardsigmoid()
-        ), X, [
-            ("LayerNormalization", {"epsilon": 1e-3}, "1"),
-            ("LeakyRelu", {"alpha": 0.01}, "2"),
-            ("BatchNormalization", {"epsilon": 0.5}, "3"),
-            ("Gelu", {"approximate": "tanh"}, "4"),
-            ("HardSigmoid", {"alpha": 0.2}, "5"),
-        ],
-    ),
-    "function": (
-        Functional().eval(), X,
-        [("LeakyRelu", {"alpha": 0.2}, "leaky_relu"), ((16, 16), TURNED, "head")],
-    ),
-    "images": (
-        convolutions(padding=1).append(nn.AvgPool2d(3, 1, 1)).eval(), IMAGES, [
-            ("Conv", {"pads": [0, 0, 2, 2]}, "1"),
-            ("Conv", {"dilations": [2, 2]}, "1"),
-            ("AveragePool", {"count_include_pad": 0}, "2"),
-        ],
-    ),
-    "LSTM": (Recurrent(nn.LSTM).eval(), SERIES, [((2, 32, 8), DOUBLED, "rnn")]),
-    "MatMul": (between(nn.Softmax(-1)), SERIES, [("Softmax", {"axis": 1}, "1")]),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", GRAPHS)

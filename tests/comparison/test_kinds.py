@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from corpus.models.changed import Fork
+from corpus.models.changed import Fork, autocast, cleared, negated, nudged, quantised
 from corpus.models.paired import Cnn, Gpt, Mlp, batch
 from corpus.pairs import twins
 from pytest_modelhealth import compare
@@ -21,44 +21,12 @@ from pytest_modelhealth.comparison.runs import Keeper
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def quantised(model: nn.Module, path: Path) -> nn.Module:
-    """Eight bits in the linear layers."""
-    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
-
-
 def exported(model: nn.Module, path: Path) -> Path:
     """An ONNX file, by the exporter that needs no further package."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     torch.onnx.export(model, (batch(model),), path, dynamo=False)
     return path
-
-
-def autocast(module: nn.Module) -> nn.Module:
-    """Have a module compute in bfloat16, with weights and outputs in float32."""
-    plain = module.forward
-
-    def forward(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return plain(x).float()
-
-    module.forward = forward
-    return module
-
-
-def negated(weight: Tensor) -> None:
-    """Other signs in half of the rows."""
-    weight[: len(weight) // 2] *= -1
-
-
-def nudged(weight: Tensor) -> None:
-    """One value that is off by a hundredth."""
-    weight[0, 0] += 0.01
-
-
-def cleared(weight: Tensor) -> None:
-    """Zeros in eight rows."""
-    weight[:8] = 0
 
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], str, Any, str | None]] = {

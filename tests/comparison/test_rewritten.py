@@ -3,157 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from corpus.models.paired import seeded
-from corpus.models.rewritten import (
-    Beside,
-    Conv1D,
-    Normed,
-    OneTable,
-    Scored,
-    Tagger,
-    Thirds,
-    TimeFirst,
-    Twice,
-    TwoTables,
-    step_by_step,
-    time_first,
-)
+from corpus.models.rewritten import ANY, CASES, Conv1D, Thirds
 from pytest_modelhealth import compare
 from pytest_modelhealth.comparing import without_effect
 from pytest_modelhealth.comparison.counterparts import Link
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.runs import Key
-
-STEPS, ROWS, SERIES = torch.randn(4, 5, 6), torch.randn(16, 6), torch.randn(4, 9, 6)
-IDS = torch.stack([torch.arange(16) % 5, torch.arange(16) % 7], 1)
-
-
-def having(**attributes: object) -> Callable[[nn.Module], nn.Module]:
-    """A copy with other attributes, such as an epsilon of a layer: ``norm__eps``."""
-
-    def candidate(model: nn.Module) -> nn.Module:
-        model = copy.deepcopy(model)
-        for path, value in attributes.items():
-            owner, _, name = path.rpartition("__")
-            setattr(model.get_submodule(owner), name, value)
-        return model
-
-    return candidate
-
-
-def spoiled(
-    make: Callable[[nn.Module], nn.Module], path: str, by: float
-) -> Callable[[nn.Module], nn.Module]:
-    """A rewritten copy in which a row of a weight is off."""
-
-    def candidate(model: nn.Module) -> nn.Module:
-        made = make(model)
-        made.get_parameter(path).data[1] *= by
-        return made
-
-    return candidate
-
-
-class LastSample(TimeFirst):
-    """Takes the last sample for the last step: the right shape and other numbers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(self.into(x).transpose(0, 1))[0][:, -1][:4])
-
-
-def last_sample(model: nn.Module) -> nn.Module:
-    """The model with the wrong step."""
-    made = LastSample()
-    made.load_state_dict(model.state_dict())
-    made.lstm.batch_first = False
-    return made
-
-
-def adapted() -> nn.Module:
-    """A net with an adapter."""
-    return nn.Sequential(Beside(), nn.ReLU(), nn.Linear(8, 3))
-
-
-def merged(scale: float) -> Callable[[nn.Module], nn.Module]:
-    """Its adapter merged into the weights beside it."""
-
-    def candidate(model: nn.Module) -> nn.Module:
-        made = copy.deepcopy(model)
-        made[0].base.weight.data += scale * made[0].b.weight.data @ made[0].a.weight.data
-        made[0] = made[0].base
-        return made
-
-    return candidate
-
-
-def normed() -> nn.Module:
-    """A net whose norm has nearly no epsilon."""
-    made = nn.Sequential(nn.Linear(6, 64), nn.LayerNorm(64), nn.Linear(64, 3))
-    made[1].eps = 1e-12
-    return made
-
-
-ANY = "any layer"
-MASKED = "softmax: its inputs are others, -1e+09 for -inf; what is computed from them agrees"
-OTHER_AXES = "lstm: its inputs are "
-CASES: dict[str, tuple[Any, Callable[[nn.Module], nn.Module], Tensor, str | None, str]] = {
-    "a finite mask": (Scored, having(lowest=-1e9), STEPS, None, MASKED),
-    # a softmax cancels the one and not the other
-    "a shift of all scores": (Scored, having(shift=0.5), STEPS, None, "softmax: its inputs are"),
-    "a scale of all scores": (Scored, having(scale=0.999), STEPS, "Scored", ""),
-    "a gradient that a reentrant checkpoint hides": (
-        Scored, having(reentrant=True), STEPS.clone().requires_grad_(), None,
-        "softmax: its gradient was not seen in the candidate",
-    ),
-    # neither what the norm gives nor the gradient of a weight knows of it
-    "a scale that a norm cancels": (
-        Normed, having(gain=0.9), ROWS, None, "norm: its inputs are others"
-    ),
-    "and one of the gradient alone": (
-        Normed, having(gain=0.9, backward_gain=0.6), ROWS, ANY, ""
-    ),
-    "a merged adapter": (adapted, merged(1.0), ROWS, None, ""),
-    "one that is merged wrongly": (adapted, merged(0.5), ROWS, "0", ""),
-    # both embeddings in one tensor fit neither; the layer after them tells
-    "one table for two": (
-        TwoTables, lambda m: OneTable(copy.deepcopy(m), 5), IDS, None, ""
-    ),
-    "read from the wrong row": (
-        TwoTables, lambda m: OneTable(copy.deepcopy(m), 4), IDS, ANY, ""
-    ),
-    # beside a variance of ten thousand it is no more than rounding
-    "an epsilon that shows in no number": (
-        normed, having(**{"1__eps": 1e-11}), 100 * ROWS, None,
-        "1: eps is 1e-11, was 1e-12; no number of this batch shows it",
-    ),
-    "one that does": (normed, having(**{"1__eps": 0.1}), ROWS, "1", ""),
-    # in compiled code a copy, behind what the head reads; where the head gives none, all differs
-    "an output that is read inside": (
-        Twice, lambda m: torch.compile(copy.deepcopy(m), backend="eager"), torch.ones(4, 6), None,
-        "Twice: its gradients are others",
-    ),
-    "and one whose gradient is stopped": (Twice, having(stopped=True), torch.ones(4, 6), ANY, ""),
-    "time first": (Tagger, time_first, SERIES, None, OTHER_AXES),
-    "a cell in a loop": (Tagger, step_by_step, SERIES, None, OTHER_AXES),
-    "time first, with another weight": (
-        Tagger, spoiled(time_first, "lstm.weight_ih_l0", 1.001), SERIES, ANY, ""
-    ),
-    "a cell with another weight": (
-        Tagger, spoiled(step_by_step, "cell.weight_ih", 1.001), SERIES, ANY, ""
-    ),
-    # the layout of one layer is not blamed for the weights of a later one
-    "another weight behind it": (
-        Tagger, spoiled(time_first, "head.weight", 1.01), SERIES, "head", ""
-    ),
-    "the wrong step behind it": (Tagger, last_sample, SERIES, ANY, ""),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

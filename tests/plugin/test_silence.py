@@ -29,7 +29,7 @@ def test_an_unused_plugin_imports_nothing_heavy(tmp_path: Path, options: list[st
 def test_what_nobody_asked_for_is_neither_loaded_nor_written(
     nets: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No page, recorder, bundle or ranks; and Python loads the package from its own bytecode.
+    """No page, recorder, bundle, ranks or costs; Python loads the package from its own bytecode.
 
     No assert of ours is rewritten, which would cost each start more than our imports do.
     """
@@ -46,6 +46,7 @@ def test_what_nobody_asked_for_is_neither_loaded_nor_written(
             ours = {n: m for n, m in sys.modules.items() if n.startswith("pytest_modelhealth.")}
             unasked = ("bundles", "runs", "ranks")
             assert not [name for name in ours if name.split(".")[1] in unasked]
+            assert not [n for n in sys.modules if "costing." in n or "flop_counter" in n]
             rewritten = [n for n, m in ours.items() if "Rewrit" in type(m.__loader__).__name__]
             assert len(ours) > 50
             assert set(rewritten) <= {"pytest_modelhealth.plugin"}

@@ -16,7 +16,9 @@ import pytest
 
 from pytest_modelhealth.bundles.data import read
 from tests.plugin.outcomes import OPTIONS, attached, project, properties
+from tests.plugin.test_inspections import WARNED
 from tests.plugin.test_markers import STALE, WAIVED
+from tests.plugin.test_output_files import BROKEN
 from tests.plugin.test_own_checks import CONFTEST
 from tests.plugin.test_verdict_asked import ASSERTS
 
@@ -71,7 +73,7 @@ def told(folder: Path, lines: list[str]) -> dict[str, object]:
     report = html.unescape((out / "report.html").read_text("utf-8"))
     summary = (folder.parent / "summary.md").read_text("utf-8").splitlines()
     text = "\n".join(lines)
-    blocks = re.findall(r"^_+ (.+?) _+\n(.*?)(?=^(?:_+|=+) )", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^_{3,} (.+?) _+\n(.*?)(?=^(?:_{3,}|=+) )", text, re.MULTILINE | re.DOTALL)
     at_the_end = [one for one in lines if one.startswith(("modelhealth: ", "FAILED", "ERROR"))]
     numbers = {path.name: json.loads(path.read_text())[1] for path in folder.glob("[0-7].json")}
     return {
@@ -93,7 +95,10 @@ def told(folder: Path, lines: list[str]) -> dict[str, object]:
             (title, re.sub(r"(?m)^\[gw\d\] .*\n| at 0x\w+|\d\.\d MB", "", timeless(body)))
             for title, body in blocks
         ),
-        "summary": sorted(one for one in at_the_end if "run it again: " not in one),
+        # xdist tells of a file that cannot be imported without the reason
+        "summary": sorted(
+            one.partition(" - ImportError")[0] for one in at_the_end if "run it again: " not in one
+        ),
         "snapshots": [one for one in lines if "snapshot" in one and "unused" in one],
     }
 
@@ -109,10 +114,13 @@ def test_two_workers_say_what_one_process_says(
     unused = folder / "__snapshots__" / "test_every" / "test_gone.health"
     unused.write_text(unused.with_name("test_drifted.health").read_text())
     texts = {"conftest": OWN_CHECK, "test_asserts": ASSERTS, "test_own": TESTED_BY_IT}
-    for name, text in (texts | {"test_step": WATCHED, "test_waived": WAIVED}).items():
+    texts |= {"test_step": WATCHED, "test_waived": WAIVED, "test_warned": WARNED}
+    texts |= {"test_broken": BROKEN, "test_import": "import nothing_there"}
+    for name, text in texts.items():
         (folder / f"{name}.py").write_text(text)
     options = (
         *OPTIONS,
+        "--continue-on-collection-errors",
         "--modelhealth-set=waive=nowhere:probe",
         "--modelhealth-replay=out/bundles",
     )
@@ -137,7 +145,8 @@ def test_two_workers_say_what_one_process_says(
     assert process not in processes
     assert {f"[gw{n}]" in text for n in range(2)} == {True}
     result.stdout.fnmatch_lines(STALE)
-    result.stdout.fnmatch_lines(["0 (peak): is over"])
+    assert text.count("\n0 (peak): is over") == text.count("\n3.idle (wiring): ") == 1
+    result.stdout.fnmatch_lines(["in tests: * and 3 more"])
     result.stdout.fnmatch_lines(["FAILED *::test_limit[[]over[]] *(peak): *"])
     assert "check peak is broken: it raised ZeroDivisionError: " in text
 

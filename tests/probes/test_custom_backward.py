@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
+from corpus.models import own_backwards as made
+from corpus.models.own_backwards import Calls, model_of
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.probes.intervening import own_backwards
 from pytest_modelhealth.report import Outcome, ProbeRecord
-from tests.probes import functions as made
-from tests.probes.functions import Calls, model_of
 
 NAME = "custom_backward"
 
@@ -59,7 +59,7 @@ def test_a_wrong_backward_is_found_where_it_is_called(kind: str) -> None:
     assert violation.layer == "1"
     assert ratio in violation.message
     assert f"{function.__name__!r} at" in violation.message
-    assert "functions.py:" in violation.message
+    assert "own_backwards.py:" in violation.message
     assert cause in violation.cause
 
 

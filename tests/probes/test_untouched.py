@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.models.own_backwards import Swish
 from pytest_modelhealth.report import Outcome
 from tests.capture.oracle import fingerprint
-from tests.probes.functions import Swish
 from tests.probes.models import probed
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from corpus.ranks.spread import Net, batch, loss, net, share
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
 from pytest_modelhealth.statistics import TensorStatistics
-from tests.ranks.engines import Net, batch, inspected, loss, net, share, told
+from tests.ranks.engines import inspected, told
 from tests.ranks.launching import on_ranks
 
 SAMPLES = 8

@@ -18,6 +18,8 @@ RECIPES = Path(__file__).parents[2] / "recipes" / "github"
 FORK = "other/digits"
 SOURCE = "pytest-modelhealth @ git+https://github.com/OWNER/pytest-modelhealth@v0.1.0"
 
+pytestmark = pytest.mark.slow  # each runs tools in processes of their own
+
 
 def pull_request(project: Project, of: str = "me/digits") -> Workflow:
     """Return the workflow for a pull request whose branch stands in the checkout."""

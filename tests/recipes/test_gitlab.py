@@ -22,6 +22,8 @@ from .project import NAN, RESIDUAL, git
 RECIPE = Path(__file__).parents[2] / "recipes" / "gitlab" / ".gitlab-ci.yml"
 NOTES = "/api/v4/projects/3/merge_requests/7/notes"
 
+pytestmark = pytest.mark.slow  # each runs tools in processes of their own
+
 
 class Server(HTTPServer):
     """Keeps the notes of one merge request."""

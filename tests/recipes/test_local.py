@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .conftest import Project
 from .project import NAN, RESIDUAL, git
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TOX = ("tox", "-e", "py3", "--skip-pkg-install", "-x", "testenv.deps=")
+
+pytestmark = pytest.mark.slow  # each runs tools in processes of their own
 
 
 def run(project: Project, *command: str) -> tuple[int, str]:

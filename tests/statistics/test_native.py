@@ -364,6 +364,7 @@ def in_child(values: Tensor, answer: Any) -> None:
 
 
 @needs_openmp
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # torch has threads by then
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_a_child_process_never_waits_for_its_parents_threads(way: str) -> None:
@@ -383,6 +384,7 @@ def test_a_child_process_never_waits_for_its_parents_threads(way: str) -> None:
 
 
 @needs_openmp
+@pytest.mark.slow
 def test_a_process_forked_before_the_kernel_was_loaded_does_not_wait_either() -> None:
     """Threads of torch may have been used, and lost, before anybody imported this package.
 

@@ -1,8 +1,14 @@
-"""Flat rows of operations are put into the calls that they came from."""
+"""Flat rows of operations, PT2E graphs too, are put into the calls that they came from."""
 
 from __future__ import annotations
 
+import pytest
+from torch import nn
+
+from corpus.models.quantised import batch, fresh, pt2e
+from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.capture.deployed.program import Operation, Ran, Scope, calls_of
+from pytest_modelhealth.report import Status
 
 
 def operation(path: str | None, name: str, inputs: str, output: str, **options: bool) -> Operation:
@@ -84,3 +90,33 @@ def test_what_comes_out_of_unknown_operations_is_not_taken_for_an_input():
         operation("fc", "add", "c", "d"),
         outputs="d",
     ) == ["a.fc(x) -> b", "a(x) -> ", "fc() -> d"]
+
+
+# ---- graphs of PT2E quantisation -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graph() -> nn.Module:
+    """Return a small CNN, quantised."""
+    pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
+    return pt2e(fresh(), batch())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_have_their_names_and_the_values_of_the_graph(graph):
+    """Each layer is seen under the name it had; the last one gives what the graph returns."""
+    report = Inspector(graph).run_inspection(batch())
+    names = ["conv1", "relu1", "conv2", "block", "block.fc", "block.relu", "head"]
+    assert all(report[name].status is Status.OBSERVED for name in names)
+    expected = graph(batch())
+    assert report["head"].activations.mean == pytest.approx(float(expected.mean()), rel=1e-5)
+    assert report["conv2"].inputs.dtype == "quint8"
+    assert report["conv1"].parameters["weight"].dtype == "qint8"
+    assert report["block"].type_name == "Block"
+    report.assert_healthy()
+    with pytest.raises(InspectionError, match="no backward pass"):
+        Inspector(graph).run_inspection(batch(), backward=True)
+    weight = report["block.fc"].parameters["weight"]  # whole numbers with scales of channels
+    reference = fresh().block.fc.weight
+    assert weight.shape == tuple(reference.shape)
+    assert weight.abs_max == pytest.approx(float(reference.abs().max()), rel=0.01)

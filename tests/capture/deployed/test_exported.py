@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.models import exported
+from corpus.models.exported import Block, Functions, PreNorm, classifier, ids
 from corpus.models.hooked import Nested, x
 from pytest_modelhealth import InspectionError, Inspector, ModelHealthError, compare
 from pytest_modelhealth.report import Status, Verdict
-from tests.capture.oracle import projection
+from tests.capture.oracle import assert_alike, report_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -108,89 +109,22 @@ def test_activations_and_units_of_a_program_are_told_by_the_original_classes() -
     assert [layer.name for layer in seen if layer.activations is not None] == ["0"]
 
 
-class Functions(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.softmax(F.gelu(x), dim=-1)
-
-
 def assert_same_layers(candidate: Any, model: nn.Module, batch: Tensor | None = None) -> Any:
     """Inspect both and do nothing if they show the same layers and numbers; return the first."""
     batch = x() if batch is None else batch
-    report = Inspector(candidate).run_inspection(batch, loss=projection)
-    expected = Inspector(model).run_inspection(batch, loss=projection)
-    assert report.observation.errors == ()
-    assert list(report.layers) == list(expected.layers)
-    for layer in expected:
-        seen = report[layer.name]
-        assert (seen.type_name, seen.activation) == (layer.type_name, layer.activation)
-        assert (seen.status, seen.calls) == (layer.status, layer.calls), layer.name
-        assert seen.parameter_gradients.keys() == layer.parameter_gradients.keys()
-        for role in ("inputs", "activations", "gradients"):
-            ours, theirs = seen.statistics(role), layer.statistics(role)
-            assert (ours.count, ours.shape) == (theirs.count, theirs.shape)
-            numbers = [theirs.mean, theirs.std, theirs.abs_max]
-            assert [ours.mean, ours.std, ours.abs_max] == pytest.approx(numbers, abs=1e-6)
+    report, expected = report_of(candidate, batch), report_of(model, batch)
+    assert_alike(report, expected, 1e-6)
+    forms = [(e.name, e.activation, e.activations.shape) for e in expected]
+    assert [(s.name, s.activation, s.activations.shape) for s in report] == forms
     return report
 
 
-class Classifier(nn.Module):
-    """Tied weights, a buffer that is written to, dictionaries in and out, a block called twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.block = Block()
-        self.norm = nn.BatchNorm1d(8)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(8, 11, bias=False)
-        self.head.weight = self.embedding.weight
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        self.seen.add_(1.0)
-        hidden = self.embedding(ids) * mask.unsqueeze(-1)
-        hidden = self.block(hidden)
-        hidden = self.block(hidden).mean(1)
-        hidden = self.norm(hidden)
-        return {"logits": self.head(self.drop(hidden)), "hidden": hidden}
-
-
-class Block(nn.Module):
-    """A module, a functional layer, and a layer that a method of the user's calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(8, 8)
-        self.act = nn.SiLU()
-        self.down = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        up = self.act(self.up(x))
-        gated = F.gelu(up)
-        return x + self.last(gated)
-
-    def last(self, x: Tensor) -> Tensor:
-        return self.down(x)
-
-
-def ids(samples: int = 4, length: int = 5) -> dict[str, Tensor]:
-    """Return a batch for it."""
-    generator = torch.Generator().manual_seed(0)
-    chosen = torch.randint(0, 11, (samples, length), generator=generator)
-    return {"ids": chosen, "mask": torch.ones(samples, length)}
-
-
-def classifier() -> nn.Module:
-    """Return it in evaluation mode, the same each time."""
-    torch.manual_seed(0)
-    return Classifier().eval()
-
-
 def lines(**marks: str) -> dict[str, str]:
-    """Return the place in this file of the line that has each text, by layer."""
-    written = Path(__file__).read_text(encoding="utf-8").splitlines()
+    """Return the place of the line of the models that has each text, by layer."""
+    file = exported.__file__
+    written = Path(file).read_text(encoding="utf-8").splitlines()
     return {
-        layer: f"{__file__}:{next(n for n, text in enumerate(written, 1) if mark in text)}"
+        layer: f"{file}:{next(n for n, text in enumerate(written, 1) if mark in text)}"
         for layer, mark in marks.items()
     }
 
@@ -319,33 +253,10 @@ def test_files_of_several_programs_and_of_none_are_refused(tmp_path: Path) -> No
         Inspector("weights.safetensors")
 
 
-class _CastingNorm(nn.Module):
-    """A root mean square norm as libraries write it: the cast gives its input where it is float."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(6))
-
-    def forward(self, values: Tensor) -> Tensor:
-        cast = values.to(torch.float32)
-        return self.weight * cast * torch.rsqrt(cast.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
-class _PreNorm(nn.Module):
-    """A block with a norm before its layer, and a sum with what went into the norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.fc = _CastingNorm(), nn.Linear(6, 6)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values + self.fc(self.norm(values))
-
-
 def test_a_norm_that_casts_its_input_does_not_give_it_out() -> None:
     """The residual sum reads the block's input, not the cast of it that the norm made."""
     torch.manual_seed(0)
-    model, batch = _PreNorm(), 5 * torch.randn(4, 6)
+    model, batch = PreNorm(), 5 * torch.randn(4, 6)
     program = torch.export.export(model, (batch,))
     graph = str(program.graph)
     seen = Inspector(program).run_inspection(batch)["norm"].activations

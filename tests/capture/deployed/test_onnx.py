@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.models import exported
+from corpus.models.exported import Convolved, Summed
 from pytest_modelhealth import InspectionError, Inspector, LayerNotFoundError, compare
 from pytest_modelhealth.report import Status
 
@@ -21,38 +22,11 @@ pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-        self.bn = nn.BatchNorm2d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn(self.conv(x))) + x
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 12))
-        self.stem = nn.Conv2d(1, 4, 3)
-        self.blocks = nn.Sequential(Block(), Block())
-        self.fc = nn.Linear(4, 12)
-        self.mix = nn.Linear(12, 12)
-        self.act = nn.GELU()
-        self.norm = nn.LayerNorm(12)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        x = self.fc(self.blocks(self.stem(x)).mean((2, 3))) * self.scale
-        x = self.norm(self.mix(self.act(self.mix(x))))
-        return {"logits": F.silu(x), "norm": x}
-
-
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     """A model whose batch norms have seen data."""
     torch.manual_seed(0)
-    made = Net()
+    made = Convolved()
     made(torch.randn(32, 1, 8, 8))
     return made.eval()
 
@@ -118,7 +92,7 @@ def test_each_layer_has_the_statistics_of_the_eager_model(model, x, path, old):
     assert report["blocks.0.relu"].functional
     assert all(layer.status is Status.OBSERVED for layer in report.layers.values())
     assert report.healthy, str(report)
-    assert report["mix"].source.startswith(__file__)
+    assert report["mix"].source.startswith(exported.__file__)
     assert report["fc"].type_name == "Linear"
     assert set(report["fc"].parameters) == {"weight", "bias"}
     assert set(report[""].parameters) == {"scale"}
@@ -191,17 +165,6 @@ def test_a_graph_without_metadata_is_compared_by_its_outputs(model, x, path, old
     wrong = compare(model, proto, x)
     assert wrong.first_divergence.layer == ""
     assert "no layer inside the candidate can be told" in wrong.first_divergence.story
-
-
-class Summed(nn.Module):
-    """A block that ends in an activation, which static quantisation does by its rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.relu = nn.Linear(6, 6), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.fc(x) + x)
 
 
 def test_rounding_in_the_place_of_an_activation_is_of_the_block_that_had_it(tmp_path):
@@ -290,7 +253,7 @@ def test_what_an_onnx_model_cannot_do_is_said(model, x, path):
         inspector.monitor()
     with pytest.raises(InspectionError, match="the reference is"):
         compare(path, model, x)
-    with pytest.raises(LayerNotFoundError, match="no layer of Net"):
+    with pytest.raises(LayerNotFoundError, match="no layer of Convolved"):
         inspector.watch("block.*")
     assert not inspector.run_inspection(x, probes=True).violations
     assert copy.deepcopy(inspector._model)(x)[0].shape == (40, 12)
