@@ -144,6 +144,6 @@ def test_one_guard_puts_back() -> None:
         guard,
         "comparison/runs.py",
         "plugin/suite/equality.py",
-        "training/interventions.py",
+        "training/stepping/interventions.py",
     }
     assert holders(r"cell_contents = ") == {"training/stepping/reached.py"}

@@ -23,7 +23,7 @@ from pytest_modelhealth.report import (
     SteppedParameter,
 )
 from pytest_modelhealth.settings.setting import dotted
-from pytest_modelhealth.training.interventions import (
+from pytest_modelhealth.training.stepping.interventions import (
     half_influence,
     loss_slope,
     overfitted,
