@@ -92,6 +92,7 @@ from corpus.checks.wirings import (
     passes_messages,
     position_of_one_row,
     position_table,
+    positions_in_a_cell,
     positions_times_zero,
     projections,
     reads_nothing,
@@ -464,6 +465,10 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "an id for each sample": lambda: (Model(of_a_kind, kind=nn.Embedding(16, WIDTH)), (ids(),)),
     "positions of a parameter, one kind": lambda: (
         Model(encoded_positions, table=table(), kind=nn.Embedding(16, WIDTH)), (ids(),)
+    ),
+    "positions counted in a cell that is not given": lambda: (
+        Model(positions_in_a_cell, position=position_table(), cell=nn.Embedding(16, WIDTH)),
+        (ids(),),
     ),
     "positions counted in a buffer": lambda: (
         Model(counted_from_a_buffer, position=position_table(), numbers=torch.arange(8)[None]),

@@ -157,6 +157,14 @@ def other_ids_not_given(model: Any, x: Tensor) -> Tensor:
     return model.join(torch.cat([x, shape], -1)) + model.position(torch.arange(x.shape[1]))
 
 
+def positions_in_a_cell(model: Any, x: Tensor) -> Tensor:
+    """Positions begin anew in each cell; which cell a token is in was not given: all in one."""
+    cells = torch.zeros(x.shape[:2], dtype=torch.long)
+    counts = torch.arange(LENGTH).expand(x.shape[:2])
+    first = torch.zeros_like(cells).scatter_reduce(1, cells, counts, "amin", include_self=False)
+    return x + model.position(counts - first.gather(1, cells)) + model.cell(cells)
+
+
 def position_of_one_row(model: Any, x: Tensor) -> Tensor:
     return x + model.position(torch.full((1, LENGTH), 3))
 

@@ -12,9 +12,11 @@ from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow import Call
+from pytest_modelhealth.report.flow.graph import Vertex
 from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import ancestors, parent
+from pytest_modelhealth.statistics import TensorStatistics
 
 _SHOWN = 3
 
@@ -292,23 +294,25 @@ def _one_row(run: _Modules) -> Faults:
     `inputs` tells.
     """
     facts = (vertex.facts for vertex in run.vertices)
-    if any(one.get("is_varied") == (True,) and one["along"] == 1 for one in facts):
-        return
+    tells = any(one.get("is_varied") == (True,) and one["along"] == 1 for one in facts)
+    alike = list[tuple[LayerRecord, TensorStatistics, Vertex]]()
     for record in run.layers.values():
         rows, given = record.options.get("num_embeddings"), record.inputs
         if record.name not in run.flow or not isinstance(rows, int) or given is None:
             continue
         numbers = run.flow.origins(*(n for c in run.flow.calls(record.name) for n in c.inputs))
         sources = [run.vertices[number] for number in sorted(numbers)]
-        # indices for each sample are kinds of it, a table of fewer rows has kinds of tokens
-        is_long = given.shape != (run.samples,) and rows >= (0, *given.shape)[-1] > 1
-        is_constant = {one.kind for one in sources} <= {"constant", "buffer"}
-        if is_constant and is_long and given.finite_count > 0 and given.min == given.max:
-            what = f"all {given.count} of its indices are {given.min:.0f}: they come from "
-            what += f"`{sources[0].name}`{at(sources[0].line)}, not from the batch"
-            cause = "positions that do not count, so that every token gets the same row: "
-            grade: Grade = "fail" if sources[0].kind == "constant" else "warn"
-            yield (record.name,), what, f"{cause}torch.arange(length) counts", grade
+        if given.finite_count > 0 and {one.kind for one in sources} <= {"constant", "buffer"}:
+            tells |= given.min < given.max
+            # indices for each sample are kinds of it, a table of fewer rows has kinds of tokens
+            if given.shape != (run.samples,) and rows >= (0, *given.shape)[-1] > 1:
+                alike += [(record, given, sources[0])] if given.min == given.max else []
+    for record, given, source in alike if not tells else ():
+        what = f"all {given.count} of its indices are {given.min:.0f}: they come from "
+        what += f"`{source.name}`{at(source.line)}, not from the batch"
+        cause = "positions that do not count, so that every token gets the same row: "
+        grade: Grade = "fail" if source.kind == "constant" else "warn"
+        yield (record.name,), what, f"{cause}torch.arange(length) counts", grade
 
 
 # ---- inputs that nothing reads ------------------------------------------------------------------
