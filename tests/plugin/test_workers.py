@@ -99,7 +99,6 @@ def told(folder: Path, lines: list[str]) -> dict[str, object]:
         "summary": sorted(
             one.partition(" - ImportError")[0] for one in at_the_end if "run it again: " not in one
         ),
-        "snapshots": [one for one in lines if "snapshot" in one and "unused" in one],
     }
 
 
@@ -111,8 +110,6 @@ def test_two_workers_say_what_one_process_says(
     folder = project(nets, monkeypatch)
     nets.runpytest("-k", "drifted", "--snapshot-update").assert_outcomes(passed=1, deselected=31)
     (nets.path / "summary.md").unlink()
-    unused = folder / "__snapshots__" / "test_every" / "test_gone.health"
-    unused.write_text(unused.with_name("test_drifted.health").read_text())
     texts = {"conftest": OWN_CHECK, "test_asserts": ASSERTS, "test_own": TESTED_BY_IT}
     texts |= {"test_step": WATCHED, "test_waived": WAIVED, "test_warned": WARNED}
     texts |= {"test_broken": BROKEN, "test_import": "import nothing_there"}
