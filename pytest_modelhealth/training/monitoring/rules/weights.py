@@ -81,8 +81,8 @@ def weight_drift(table: Table, follower: Follower) -> Iterator[None]:
         low, high = np.exp(levels.low), np.exp(levels.high)
         largest = np.fmax(largest, low)
         valid = levels.valid & (levels.count >= LATELY)
-        # What begins near zero grows to the size of others: a tenth of 3, as no weight starts at.
-        start = np.maximum(first, 0.3)
+        # What begins near zero may grow to the size of others, and twice the normal one is not.
+        start = np.maximum(first, 0.2)
         active = valid & (low / start > 10.0) & (low > 1.0)
         follower.mark("growth", active, low, start, valid=valid)
         follower.mark("shrinking", valid & (high / largest < 0.1), high, largest, valid=valid)
