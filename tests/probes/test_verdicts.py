@@ -149,6 +149,13 @@ OF_SAMPLES = {
         X,
         word="are made of the batch",
     ),
+    "beside a number": Case(
+        "fails",
+        lambda: Net(lambda m, x, scale: m.body(x) * scale, body=Rows(lambda h: h - h.mean(0))),
+        (X, torch.tensor(2.0)),
+        "body",
+        word="samples see each other",
+    ),
     "sparse": Case(
         "absent",
         lambda: Net(lambda m, x: m.body(x.to_dense()), body=Rows()),

@@ -141,12 +141,9 @@ class Batch:
         if number == count:
             return self
         lengths = torch.zeros(count)
-        for tensor in (self.conventions.padding, *self.tensors):
-            if (
-                tensor is not None
-                and len(tensor) == count
-                and (tensor.ndim == 1 or is_mask(tensor))
-            ):
+        padding = () if self.conventions.padding is None else (self.conventions.padding,)
+        for tensor in (*padding, *self.tensors):
+            if tensor.shape[:1] == (count,) and (tensor.ndim == 1 or is_mask(tensor)):
                 lengths += tensor.detach().cpu().float().reshape(count, -1).sum(1)
         spread = torch.arange(number) * (count - 1) // (number - 1)
         index = lengths.argsort(stable=True)[spread].sort().values

@@ -148,12 +148,7 @@ def real_side(runs: Runs, mask: Tensor) -> Tensor | None:
 
 def _up_to(runs: Runs, lengths: Tensor) -> Tensor | None:
     """Return which places lie within lengths; ``None`` where they fit nothing beside them."""
-    if (
-        is_number(lengths)
-        or lengths.ndim != 1
-        or len(lengths) < 2
-        or not bool((lengths >= 1).all())
-    ):
+    if is_number(lengths) or lengths.ndim != 1 or len(lengths) < 2 or bool((lengths < 1).any()):
         return None
     for other in runs.batch.tensors:
         if other is not lengths and other.ndim > 1 and len(other) == len(lengths):
