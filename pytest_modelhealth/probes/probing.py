@@ -24,14 +24,7 @@ from pytest_modelhealth.probes.conventions import (
 from pytest_modelhealth.probes.intervening.batches import copied
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.progress import track
-from pytest_modelhealth.report import (
-    Finding,
-    Observation,
-    Outcome,
-    Parting,
-    Probed,
-    ProbeRecord,
-)
+from pytest_modelhealth.report import Finding, Observation, Outcome, Parting, Probed, ProbeRecord
 from pytest_modelhealth.settings import APPLICABLE, Settings
 from pytest_modelhealth.wings import wing
 

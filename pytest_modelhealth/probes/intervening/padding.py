@@ -14,13 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import SEED, is_mask, is_number
-from pytest_modelhealth.probes.intervening.leaks import (
-    Change,
-    Place,
-    along,
-    effects,
-    parting,
-)
+from pytest_modelhealth.probes.intervening.leaks import Change, Place, along, effects, parting
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.probes.intervening.samples import names_of
 

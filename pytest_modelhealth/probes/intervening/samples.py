@@ -27,10 +27,7 @@ from pytest_modelhealth.probes.intervening.leaks import (
     readings,
     rows_of,
 )
-from pytest_modelhealth.probes.intervening.running import (
-    Runs,
-    are_apart,
-)
+from pytest_modelhealth.probes.intervening.running import Runs, are_apart
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import Flow, Graph, Kind
 from pytest_modelhealth.wings import wing
