@@ -304,8 +304,8 @@ MUTATIONS = [
     ),
     Mutation(
         "only the even samples are overwritten",
-        "index = torch.where(samples.numbers % 2 == parity, first, rows)",
-        "index = torch.where(samples.numbers % 2 == 0, first, rows)",
+        "index = torch.where(rows % 2 == parity, sources, rows)",
+        "index = torch.where(rows % 2 == 0, sources, rows)",
         "tests/corpus/test_verdicts.py",
     ),
     Mutation(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 _ALWAYS = ("inspections", "options", "ranks", "snapshots", "suites")
-_OF_TESTS = ("attachments.terminal", "failures", "attaching")
+_OF_TESTS = ("attachments.evidence:terminal", "failures", "attaching")
 _FIXTURES = frozenset({"health_snapshot", "inspector", "modelhealth_case", "rank"})
 
 _OPTIONS: dict[str, tuple[str, str, str]] = {
@@ -31,7 +31,7 @@ _OPTIONS: dict[str, tuple[str, str, str]] = {
         "write what is wrong with the models to PATH, as GitLab reads it (code quality)",
     ),
     "--modelhealth-explain": (
-        "explain",
+        "options",
         "CHECK",
         "show what is checked; or CHECK, a name or wildcard, with its limits in force; and exit",
     ),
@@ -58,6 +58,11 @@ _OPTIONS: dict[str, tuple[str, str, str]] = {
 }
 """What loads the part beside it: a module, or one of the plugins in it."""
 
+_OF_OTHERS = {
+    "xmlpath": "junit",
+    "htmlpath": "evidence:html",
+    "allure_report_dir": "evidence:allure",
+}
 
 RESULTS = "modelhealth_results"
 """Under which xdist's workers are told where to write down what tests inspect."""
@@ -130,7 +135,7 @@ def _asked_for(given: dict[str, Any]) -> Iterator[str]:
             yield part
     from pytest_modelhealth.wings import has_wing  # late: pytest rewrites what comes along here
 
-    for dest, part in (("xmlpath", "junit"), ("htmlpath", "html"), ("allure_report_dir", "allure")):
+    for dest, part in _OF_OTHERS.items():
         if given.get(dest):
             yield f"attachments.{part}"
     if os.environ.get("GITHUB_ACTIONS") == "true" and has_wing("runs"):

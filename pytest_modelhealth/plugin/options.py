@@ -8,10 +8,12 @@ project's own check. A suite that does not use the plugin then loads no check at
 from __future__ import annotations
 
 import re
+import sys
 from argparse import ArgumentError
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.config import create_terminal_writer
 
 from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.wings import why_missing
@@ -152,6 +154,31 @@ def session_settings(config: pytest.Config) -> Settings:
     if _SETTINGS not in config.stash:
         config.stash[_SETTINGS] = settings_with_own_checks(config)
     return config.stash[_SETTINGS]
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
+    """Print what is checked, or limits in force, in place of running tests, where that is asked.
+
+    Raises:
+        pytest.UsageError: no check has this name.
+    """
+    checks = config.getoption("--modelhealth-explain")
+    if checks is None:
+        return None
+    from pytest_modelhealth.rendering.checks import explain, overview
+
+    config._do_configure()
+    try:
+        settings = session_settings(config)
+        lines = explain(settings, checks) if checks else overview(settings)
+    except SettingsError as error:
+        raise pytest.UsageError(str(error)) from None
+    finally:
+        config._ensure_unconfigure()
+    writer = create_terminal_writer(config, sys.stdout)
+    for line in lines:
+        writer.line(line, bold=bool(line) and not line.startswith(" "))
+    return pytest.ExitCode.OK
 
 
 def _with_ini_value(settings: Settings, setting: Setting, config: pytest.Config) -> Settings:

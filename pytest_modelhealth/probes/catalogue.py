@@ -26,7 +26,7 @@ class Kind(NamedTuple):
 
 PROBES = Catalogue(
     "probes.catalogue:PROBES",
-    run="probes.judging:findings",
+    run="probes.probing:findings",
     occasion="Probes, which change something and run the model again: probes=True",
     is_probe=True,
     # Whether a run shows something that the probe can tell a fault from a design by: then it runs
@@ -34,7 +34,7 @@ PROBES = Catalogue(
     called_for="",
     # What a test runs by itself in place of `experiment`, where the batch shows that it applies.
     by_default="",
-    judge="probes.judging:judge",
+    judge="probes.probing:judge",
     # What is wrong, one sentence that stands alone: a format of {effect}, {began} (where runs
     # part), {detail} and {more}, the detail behind a semicolon.
     said="",
@@ -318,5 +318,5 @@ PROBES.add(
             may_be_meant=True,
         ),
     },
-    called_for="probes.judging:has_own_functions",
+    called_for="probes.probing:has_own_functions",
 )

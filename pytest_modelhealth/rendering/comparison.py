@@ -1,4 +1,4 @@
-"""A comparison of two models as text: one line, a table through depth, a failure; and as data."""
+"""A comparison of two models as text and as data, and a drift from a snapshot."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from pytest_modelhealth.rendering.notation import (
 from pytest_modelhealth.rendering.recorded import comparison_data
 from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.report.flow import near
+from pytest_modelhealth.snapshot.changes import phrases
+from pytest_modelhealth.snapshot.drift import DriftReport
 
 _ROLES = (("activations", "buffers"), ("gradients", "parameter_gradients"))
 """Of the two columns of errors: forward and backward."""
@@ -31,6 +33,8 @@ _ROLES = (("activations", "buffers"), ("gradients", "parameter_gradients"))
 MOST_ROWS = 9
 MOST_NOTES = 4
 MOST_NAMES = 4
+MOST_TENSORS = 8
+MOST_CHANGES = 6
 
 
 def line(comparison: Comparison) -> str:
@@ -183,3 +187,32 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
 def to_json(comparison: Comparison) -> str:
     """Return `to_dict` as strict JSON, ending in a newline: what is not finite is ``null``."""
     return json.dumps(to_dict(comparison), indent=1, allow_nan=False) + "\n"
+
+
+def drift(report: DriftReport) -> list[str]:
+    """Return the differences as lines, the verdict first; none where nothing may fail.
+
+    The cause comes first, for people who have not seen the model for a year.
+    """
+    if not report.drifted:
+        return []
+    changes = phrases(change for change in report.changes if change.layer not in report.told)
+    if not report.drifts:
+        changes = phrases(report.failing_changes)[report.pair.has_common_layers :]
+    story = [report.story] if report.story and not report.told else []
+    if report.new_warnings:
+        story = [*report.new_warnings[1:], report.moved, *story]
+    titles = ("layer", "role", "statistic", "snapshot", "now", "moved")
+    document = Document(
+        report.headline,
+        facts=[*story, *few(changes, MOST_CHANGES, "more change")],
+        columns=[Column(title, is_text=n < 3) for n, title in enumerate(titles)],
+        rows=[Row([d.label, d.role, d.statistic, d.before, d.now, d.moved]) for d in report.drifts],
+        most=MOST_TENSORS,
+        rest=lambda count: f"... and {count:,} more tensors after these",
+        remarks=report.remarks,
+        narrowest=((0, 20), (5, 20)),
+        names=0,
+    )
+    lines = document.text(width=None, lines=LINES - 1).split("\n")  # besides how to accept it
+    return [*map(printable, lines)]

@@ -60,7 +60,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
                 "exclude and include have no effect on a health snapshot: choose its layers with "
                 "inspector(model).watch(...)"
             )
-        self._explain = data._renderer("drift", "explain")
+        self._explain = data._renderer("comparison", "drift")
         if data.verdict is Verdict.UNHEALTHY:
             raise ModelHealthError(
                 f"{data.render('failure')}\nAn unhealthy report equals no snapshot and is never "

@@ -28,7 +28,7 @@ from corpus.models.called import (
 from corpus.models.changed import Block, Scale
 from corpus.pairs import twins
 from pytest_modelhealth import Comparison, Inspector, compare
-from pytest_modelhealth.rendering.drift import explain
+from pytest_modelhealth.rendering.comparison import drift as explain
 from pytest_modelhealth.snapshot.drift import DriftReport
 from tests.builders import check, record
 

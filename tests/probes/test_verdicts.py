@@ -149,6 +149,13 @@ OF_SAMPLES = {
         X,
         word="are made of the batch",
     ),
+    "beside a number": Case(
+        "fails",
+        lambda: Net(lambda m, x, scale: m.body(x) * scale, body=Rows(lambda h: h - h.mean(0))),
+        (X, torch.tensor(2.0)),
+        "body",
+        word="samples see each other",
+    ),
     "sparse": Case(
         "absent",
         lambda: Net(lambda m, x: m.body(x.to_dense()), body=Rows()),
@@ -166,53 +173,7 @@ OF_SAMPLES = {
     ).items()
 }  # fmt: skip
 
-GROUPS = torch.arange(5).repeat_interleave(torch.tensor([3, 5, 4, 2, 6]))
-NODES = seeded(20, 6)
-
-
-def mean_by(h: Tensor, groups: Tensor) -> Tensor:
-    """Return the mean of each group's rows."""
-    total = h.new_zeros(int(groups[-1]) + 1, h.shape[1]).index_add(0, groups, h)
-    return total / groups.bincount()[:, None]
-
-
-def ring(groups: Tensor) -> Tensor:
-    """Return edges from each row to the next of its group, shape (2, edges)."""
-    ids = torch.arange(len(groups) - 1)
-    return torch.stack([ids, ids + 1])[:, groups[:-1] == groups[1:]]
-
-
-def graphs(between: Callable[[Tensor, Tensor], Tensor], pools: bool) -> nn.Module:
-    """Return one round of messages, something between, and an output a row or a group."""
-
-    def forward(m: Any, x: Tensor, edges: Tensor, groups: Tensor) -> Tensor:
-        h = m.first(x)
-        h = between(F.relu(h.index_add(0, edges[1], h[edges[0]])), groups)
-        return m.last(mean_by(h, groups) if pools else h)
-
-    return Net(forward, first=nn.Linear(6, 16), last=nn.Linear(16, 3))
-
-
-BETWEEN: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "nothing": ("healthy", "", lambda h, groups: h),
-    "mean of the group": ("healthy", "", lambda h, groups: h - mean_by(h, groups)[groups]),
-    "mean of all": ("fails", "", lambda h, groups: h - h.mean(0)),
-    "softmax over all": ("fails", "softmax", lambda h, groups: h * h.softmax(0)),
-}
-
-
-class Data:
-    """Holds a batch, as the object of a graph library does."""
-
-    def __init__(self) -> None:
-        self.x, self.edges, self.groups = NODES.clone(), ring(GROUPS), GROUPS.clone()
-        self.labels, self.pointer = torch.tensor([1, 0, 1, 1, 0]), torch.tensor([3, 8, 12, 14, 20])
-
-
-def of_object(leaks: bool) -> nn.Module:
-    """Return a model that takes such an object."""
-    between = BETWEEN["mean of all" if leaks else "nothing"][2]
-    return Net(lambda m, d: m.inner(d.x, d.edges, d.groups), inner=graphs(between, True))
+NODES, OWNERS = seeded(20, 6), torch.arange(10).repeat_interleave(2)
 
 
 def users(m: Any, x: Tensor, ids: Tensor) -> Tensor:
@@ -220,26 +181,21 @@ def users(m: Any, x: Tensor, ids: Tensor) -> Tensor:
     return m.last((h := m.first(x) + m.users(ids)) - h.mean(0))
 
 
+def of_users() -> nn.Module:
+    """Return a model of rows and their users."""
+    return Net(users, users=nn.Embedding(10, 8), first=nn.Linear(6, 8), last=nn.Linear(8, 3))
+
+
 OF_GROUPS = {
-    f"{name}, {'pooled' if pools else 'a row each'}": Case(
-        grade,
-        lambda between=between, pools=pools: graphs(between, pools),  # type: ignore[misc]
-        (NODES, ring(GROUPS), GROUPS),
-        layer,
-        "samples see each other" if grade == "fails" else "",
-        note="5 groups",
-    )
-    for name, (grade, layer, between) in BETWEEN.items()
-    for pools in (False, True)
-} | {
-    "ids in order": Case(
+    "may be graphs": Case("absent", of_users, (NODES, OWNERS), word="say batch_dim=0"),
+    "rows, by word": Case(
         "fails",
-        lambda: Net(users, users=nn.Embedding(10, 8), first=nn.Linear(6, 8), last=nn.Linear(8, 3)),
-        (NODES, torch.arange(10).repeat_interleave(2)),
+        of_users,
+        (NODES, OWNERS),
         word="samples see each other",
+        options={"batch_dim": 0},
     ),
-    **{f"an object, {n}": case for n, case in fault_and_twin(of_object, Data(), "inner").items()},
-}  # fmt: skip
+}
 
 IDS = torch.randint(0, 20, (6, 13), generator=torch.Generator().manual_seed(0))
 NEXT: dict[str, Any] = {"target": IDS[:, 1:], "loss": language}
@@ -498,31 +454,18 @@ def test_who_asks_for_all_gets_a_note(case: Case) -> None:
 
 
 def test_the_effect_is_measured_as_by_hand() -> None:
-    """It is that of the overwritten batch on the samples left alone, or on the groups."""
+    """It is that of the overwritten batch on the samples left alone."""
     model, few = Rows(lambda h: h - h.mean(0)), X[[0, 1, 3, 4, 6, 7, 9]]  # spread over it
-    by_groups = graphs(lambda h, groups: h - h.mean(0), True)
-    firsts = torch.tensor([0, 3, 8, 12, 14])[GROUPS]
-    effects: list[list[float]] = [[], []]
+    effects, index = list[float](), torch.arange(7)
     with torch.no_grad():
-        for parity in (0, 1):
-            index = torch.arange(7)
-            source = index - index % 2 if parity == 0 else (index | 1).clamp(max=6)
-            changed = torch.where((parity == GROUPS % 2)[:, None], NODES, NODES[firsts])
-            graph = ring(GROUPS), GROUPS
-            for n, before, after, same in (
-                (0, model(few), model(few[source]), source == index),
-                (1, by_groups(NODES, *graph), by_groups(changed, *graph), index[:5] % 2 == parity),
-            ):
-                moved = (before.double() - after.double()).abs()[same]
-                effects[n].append(float(moved.max() / before.double().square().mean().sqrt()))
-    for one, batch, expected in (
-        (model, X, max(effects[0])),
-        (by_groups, (NODES, ring(GROUPS), GROUPS), max(effects[1])),
-    ):
-        report = probed(one, batch, probes="sample_independence")
-        (parting,) = report.probes["sample_independence"].partings
-        assert parting.effect == pytest.approx(expected, rel=1e-4)
-        assert any(violation.details for violation in report.violations)
+        before = model(few).double()
+        for source in (index - index % 2, (index | 1).clamp(max=6)):
+            moved = (before - model(few[source]).double()).abs()[source == index]
+            effects.append(float(moved.max() / before.square().mean().sqrt()))
+    report = probed(model, X, probes="sample_independence")
+    (parting,) = report.probes["sample_independence"].partings
+    assert parting.effect == pytest.approx(max(effects), rel=1e-4)
+    assert any(violation.details for violation in report.violations)
 
 
 @pytest.mark.parametrize("probes", ["repeatability", "applicable"])

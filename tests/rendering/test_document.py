@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector, compare
+from pytest_modelhealth.rendering.comparison import drift as explain
 from pytest_modelhealth.rendering.document import Document, Row
-from pytest_modelhealth.rendering.drift import explain
 from pytest_modelhealth.rendering.notation import Column
 from tests.builders import check, record
 from tests.rendering import reports

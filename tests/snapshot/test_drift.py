@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from corpus.models.recorded import Bare, Convolutional, Tower, Wrapped
 from pytest_modelhealth import HealthReport, Inspector
-from pytest_modelhealth.rendering.drift import explain
+from pytest_modelhealth.rendering.comparison import drift as explain
 from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import DriftReport, detect_drift

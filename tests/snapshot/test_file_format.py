@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_modelhealth.rendering.drift import explain
+from pytest_modelhealth.rendering.comparison import drift as explain
 from pytest_modelhealth.report import LayerRecord, Observation, Status
 from pytest_modelhealth.snapshot.drift import detect_drift
 from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load, statistics

@@ -1,4 +1,4 @@
-"""The shelf of destinations: one a file, found by itself.
+"""The shelf of destinations: each registered where it is asked for.
 
 A destination is a pytest plugin that brings the options and summary lines it needs, and implements
 `pytest_modelhealth_attach`, which gets the evidence of each failing test, or

@@ -33,22 +33,13 @@ class Samples(NamedTuple):
 
     number: int
     axes: tuple[int | None, ...]  # in each of `Batch.tensors`; ``None``: no row for each
-    numbers: Tensor  # that of each row; several may be one sample, as the nodes of a graph
 
     @classmethod
-    def along(cls, batch: Batch, axis: int, numbers: Tensor | None = None) -> Samples:
+    def along(cls, batch: Batch, axis: int) -> Samples:
         """Return those along a dimension, as many as the first tensor that has it tells."""
-        if numbers is None:
-            sizes = (t.shape[axis] for t in batch.tensors if t.ndim > axis)
-            numbers = torch.arange(next(sizes, 0))
-        count = len(numbers)
+        count = next((t.shape[axis] for t in batch.tensors if t.ndim > axis), 0)
         has = (t.ndim > axis and t.shape[axis] == count for t in batch.tensors)
-        return cls(count, tuple(axis if one else None for one in has), numbers)
-
-    @property
-    def are_groups(self) -> bool:
-        """Whether several rows are one sample."""
-        return self.number > 0 and int(self.numbers[-1]) + 1 < self.number
+        return cls(count, tuple(axis if one else None for one in has))
 
     def is_common(self, batch: Batch) -> bool:
         """Whether every tensor with dimensions has them."""
@@ -100,16 +91,21 @@ class Batch:
             raise NotApplicableError(
                 "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
             )
-        samples = Samples.along(self, asked or 0, self._groups() if asked is None else None)
+        samples = Samples.along(self, asked or 0)
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
         if not samples.number:
             raise NotApplicableError(
                 f"dimension {asked or 0} of the batch ({shapes}) holds no sample"
             )
-        if asked is None and not samples.is_common(self) and not samples.are_groups:
+        if asked is None and not samples.is_common(self):
             raise NotApplicableError(
                 f"the tensors of the batch have no first dimension in common ({shapes}), so that "
                 "it is not known which is that of samples; say it by batch_dim="
+            )
+        if asked is None and any(map(_numbers_groups, tensors)):
+            raise NotApplicableError(
+                "a vector of the batch numbers groups of its rows, as the graph of each node; if "
+                "each row is a sample, say batch_dim=0"
             )
         if samples.number < 2:
             raise NotApplicableError("the batch has one sample; give two or more")
@@ -121,10 +117,8 @@ class Batch:
     def ordered_samples(self) -> Samples:
         """The samples, if their order should not matter."""
         samples = self.samples
-        if samples.are_groups or any(t.shape[:2] == (samples.number,) * 2 for t in self.tensors):
-            raise NotApplicableError(
-                f"the batch holds groups or pairs of its {samples.number} rows"
-            )
+        if any(t.shape[:2] == (samples.number,) * 2 for t in self.tensors):
+            raise NotApplicableError(f"the batch holds pairs of its {samples.number} rows")
         return samples
 
     def few(self, sizes: Iterable[int]) -> Batch:
@@ -144,15 +138,12 @@ class Batch:
         others = {*sizes, *(n for t in given for a, n in enumerate(t.shape) if a != axis)}
         fitting = (n for n in _FEW if n <= count and all(math.gcd(n, o) == 1 for o in others))
         number = next(fitting, count)
-        if number == count or samples.are_groups:
+        if number == count:
             return self
         lengths = torch.zeros(count)
-        for tensor in (self.conventions.padding, *self.tensors):
-            if (
-                tensor is not None
-                and len(tensor) == count
-                and (tensor.ndim == 1 or is_mask(tensor))
-            ):
+        padding = () if self.conventions.padding is None else (self.conventions.padding,)
+        for tensor in (*padding, *self.tensors):
+            if tensor.shape[:1] == (count,) and (tensor.ndim == 1 or is_mask(tensor)):
                 lengths += tensor.detach().cpu().float().reshape(count, -1).sum(1)
         spread = torch.arange(number) * (count - 1) // (number - 1)
         index = lengths.argsort(stable=True)[spread].sort().values
@@ -174,31 +165,17 @@ class Batch:
         conventions = self.conventions._replace(padding=padding)
         return Batch(self.copy(inputs), copied(self.target, others), conventions)
 
-    def _groups(self) -> Tensor | None:
-        """Return the vector of the batch that numbers the group of each row, where there is one.
-
-        It is of whole numbers, ascending from 0 without a gap, and some come more than once.
-        """
-        for tensor in self.tensors:
-            if tensor.ndim != 1 or len(tensor) < _FEWEST or not _is_whole(tensor):
-                continue
-            ascends = int(tensor[0]) == 0 and set(tensor.diff().tolist()) == {0, 1}
-            rows = [t for t in self.tensors if t.ndim and len(t) == len(tensor) and t is not tensor]
-            edges = (
-                t.ndim > 1 and t.shape[1] == len(tensor) and _is_whole(t) for t in self.tensors
-            )
-            if ascends and rows and not any(edges):  # else what edges carry looks like rows
-                return tensor.detach().cpu()
-        return None
-
 
 def is_number(tensor: Tensor) -> bool:
     """Whether a tensor holds numbers that may be far apart or near."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    return not is_number(tensor) and tensor.dtype is not torch.bool
+def _numbers_groups(tensor: Tensor) -> bool:
+    """Whether it is a vector of whole numbers that ascend from 0, some of which come again."""
+    if tensor.ndim != 1 or len(tensor) < _FEWEST or is_number(tensor) or tensor.dtype is torch.bool:
+        return False
+    return int(tensor[0]) == 0 and set(tensor.diff().tolist()) == {0, 1}
 
 
 def is_mask(tensor: Tensor) -> bool:

@@ -113,15 +113,11 @@ def _of_a_wrong_shift(runs: Runs, change: Change, sequence: Sequence) -> list[Pa
     """
     if sequence.shift == 1:
         return []
-    after, axis, length = (
-        runs.forward(runs.batch.copy(change.values)),
-        sequence.axis,
-        sequence.length,
-    )
+    after, axis = runs.forward(runs.batch.copy(change.values)), sequence.axis
     sees = [
         not torch.equal(a.select(axis, sequence.half), b.select(axis, sequence.half))
         for a, b, read in zip(runs.base.outputs, after.outputs, runs.base.read, strict=False)
-        if a.ndim > axis + 1 and a.shape[axis] == length and read is not None
+        if a.ndim > axis + 1 and a.shape[axis] == sequence.length and read is not None
     ]
     if not any(sees):
         return []

@@ -20,11 +20,7 @@ from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import Values, is_number
-from pytest_modelhealth.probes.intervening.running import (
-    Difference,
-    Runs,
-    least_difference,
-)
+from pytest_modelhealth.probes.intervening.running import Difference, Runs, least_difference
 from pytest_modelhealth.report import LayerRecord, Observation, Parting, Vertex
 
 

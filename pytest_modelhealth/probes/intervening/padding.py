@@ -14,13 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import SEED, is_mask, is_number
-from pytest_modelhealth.probes.intervening.leaks import (
-    Change,
-    Place,
-    along,
-    effects,
-    parting,
-)
+from pytest_modelhealth.probes.intervening.leaks import Change, Place, along, effects, parting
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.probes.intervening.samples import names_of
 
@@ -148,12 +142,7 @@ def real_side(runs: Runs, mask: Tensor) -> Tensor | None:
 
 def _up_to(runs: Runs, lengths: Tensor) -> Tensor | None:
     """Return which places lie within lengths; ``None`` where they fit nothing beside them."""
-    if (
-        is_number(lengths)
-        or lengths.ndim != 1
-        or len(lengths) < 2
-        or not bool((lengths >= 1).all())
-    ):
+    if is_number(lengths) or lengths.ndim != 1 or len(lengths) < 2 or bool((lengths < 1).any()):
         return None
     for other in runs.batch.tensors:
         if other is not lengths and other.ndim > 1 and len(other) == len(lengths):

@@ -17,12 +17,7 @@ from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
 from pytest_modelhealth.probes.intervening.batches import SEED, Samples
 from pytest_modelhealth.probes.intervening.leaks import Change, Place, parting
-from pytest_modelhealth.probes.intervening.running import (
-    Ran,
-    Runs,
-    are_apart,
-    largest_difference,
-)
+from pytest_modelhealth.probes.intervening.running import Ran, Runs, are_apart, largest_difference
 from pytest_modelhealth.probes.intervening.samples import names_of
 from pytest_modelhealth.report import Parting
 

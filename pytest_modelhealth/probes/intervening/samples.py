@@ -22,23 +22,18 @@ from pytest_modelhealth.probes.intervening.leaks import (
     Change,
     Effect,
     Place,
-    along,
     moved_by,
     parting,
     readings,
     rows_of,
 )
-from pytest_modelhealth.probes.intervening.running import (
-    Runs,
-    are_apart,
-)
+from pytest_modelhealth.probes.intervening.running import Runs, are_apart
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import Flow, Graph, Kind
 from pytest_modelhealth.wings import wing
 
 _OVERWRITTEN = "every second sample overwritten"
 NO_EFFECT = "has no effect on the output"
-_FEWEST = 4
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
 
 
@@ -58,24 +53,16 @@ def reordered(samples: Samples, *, halved: bool = False) -> Change:
 def overwritten(samples: Samples) -> list[Change]:
     """Return two changes: every second sample by its neighbour, then the others.
 
-    Lengths in descending order stay so: it is always a valid batch. Several rows of one sample
-    are overwritten by their first, so that the vector of their numbers stays.
+    Lengths in descending order stay so: it is always a valid batch.
     """
-    rows, every = torch.arange(samples.number), torch.arange(int(samples.numbers[-1]) + 1)
-    sources = samples.numbers if samples.are_groups else (rows ^ 1).clamp(max=samples.number - 1)
-    first = torch.searchsorted(samples.numbers, sources)
+    rows = torch.arange(samples.number)
+    sources = (rows ^ 1).clamp(max=samples.number - 1)
     changes = []
     for parity in (1, 0):
-        index = torch.where(samples.numbers % 2 == parity, first, rows)
+        index = torch.where(rows % 2 == parity, sources, rows)
         same = partial(readings, index == rows)
-        if samples.are_groups:
-            same = partial(_in_front, [samples.numbers % 2 != parity, every % 2 != parity])
         changes.append(Change(_OVERWRITTEN, samples.select(index), same))
     return changes
-
-
-def _in_front(kept: list[Tensor], tensor: Tensor) -> Iterator[Tensor]:
-    return (along(which, tensor, 0) for which in kept if which.shape == tensor.shape[:1])
 
 
 def whose_order_matters(runs: Runs) -> Effects:
@@ -94,10 +81,7 @@ def whose_order_matters(runs: Runs) -> Effects:
 
 
 def what_samples_see(runs: Runs) -> Effects:
-    """Overwrite every second sample, then the others, permute all, then run one sample alone.
-
-    Where a vector in the batch puts rows into groups, as nodes into graphs, they are the samples.
-    """
+    """Overwrite every second sample, then the others, permute all, then run one sample alone."""
     samples, partings, notes = runs.batch.samples, list[Parting](), tuple[str, ...]()
     count = samples.number
     lacking = (
@@ -105,12 +89,7 @@ def what_samples_see(runs: Runs) -> Effects:
         "not only a loss; if they are along another dimension, say batch_dim="
     )
     moved = moved_by(runs, *overwritten(samples), lacking=lacking)
-    moved = moved if samples.are_groups or not moved else _of_samples(runs, samples, moved)
-    if samples.are_groups:
-        note = f"the samples are the {int(samples.numbers[-1]) + 1} groups of the batch's rows"
-        partings = [_parting(runs, moved, lambda _: "values")] if moved else []
-        return Effects(_OVERWRITTEN, partings, (note,))
-    if moved:
+    if moved and (moved := _of_samples(runs, samples, moved)):
         partings = [_parting(runs, moved, partial(_kind, count))]
     else:
         with suppress(UntellableError):  # that which samples see is told
