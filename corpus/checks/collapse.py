@@ -1,4 +1,4 @@
-"""Samples that become one, units that are one, and outputs that are equal on purpose."""
+"""Samples that become one, and outputs that are equal on purpose."""
 
 from __future__ import annotations
 
@@ -26,18 +26,6 @@ def constant(x):
 def mean(x):
     """Return the mean over the batch for all samples."""
     return x.mean(0, keepdim=True).expand_as(x).contiguous()
-
-
-def alike(weight):
-    """Give all units the weights of the first."""
-    weight.copy_(weight[:1].expand_as(weight))
-
-
-def convolutions(**values):
-    """Return two convolutions, the first of which holds these, and images."""
-    first = holding(nn.Conv2d(3, 8, 3), **values)
-    model = nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
-    return model, batch(16, 3, 8, 8)
 
 
 def deep(depth, dtype=torch.float32):
@@ -106,9 +94,6 @@ FAULTS = {
         lambda: pooled(lambda m, x, y: F.silu(y + m.latents).mean(1)), "warn", "norm", ZERO,
     ),
     "a condition of zero": (lambda: modulated(0.0), "fail", ""),
-    # random values in a row, yet the same row for every unit
-    "equal units": (lambda: holding(Mlp(), **{"fc1.weight": alike}), "fail", "fc1"),
-    "equal channels": (lambda: convolutions(weight=alike), "fail", "0"),
     # only what passes no other way than the one without gradient is equal on purpose
     "a value from itself, with its gradient": (lambda: policy(lambda p: p - p), "fail", ""),
     "a value from itself, with another way": (
@@ -121,7 +106,6 @@ HEALTHY = {
     "equal samples in the batch": lambda: (Mlp(), batch()[:1].expand(64, 16)),
     "zero scale and a residual": lambda: pooled(lambda m, x, y: F.silu(x + y).mean(1)),
     "a condition": lambda: modulated(1.0),
-    "channels": convolutions,
     "20 layers": lambda: deep(20),
     "5 layers in bfloat16": lambda: deep(5, torch.bfloat16),
     # until the first step, or with a gradient that is what is wanted

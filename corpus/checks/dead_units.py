@@ -92,13 +92,11 @@ def pixels(samples):
     return model, batch(samples, 3, 8, 8)
 
 
-FLAT = ["relu", "gelu", "silu", "hardswish", "mish", "softplus", "elu", "selu", "celu"]
+FLAT = ["relu", "gelu", "silu", "hardswish", "mish", "softplus"]
 FLAT = {name: getattr(F, name) for name in FLAT}
-FLAT["threshold"] = lambda x: F.threshold(x, 0.1, 0.25)
 FAULTS = {
     # the activation is the culprit; the layer that holds it down is in the cause
     "a layer": (held_down, "fail", "act1", "'fc1'", "the bias of"),
-    # ELU and its kin end at a negative constant, a threshold at its value, without a gradient
     **{name: (lambda f=f: between(f), "fail", name) for name, f in FLAT.items()},
     # a clamp from zero on computes what relu does, and dies as it does
     "clamp": (lambda: between(lambda x: x.clamp(min=0)), "fail", "relu"),

@@ -116,7 +116,7 @@ CHECKS.add(
 )
 CHECKS.add(
     "collapse",
-    "The output differs from sample to sample, and units from each other.",
+    "The output differs from sample to sample.",
     Setting(
         "min_collapse_samples",
         int,

@@ -1,4 +1,4 @@
-"""Outputs that do not depend on the sample, and layers whose units all compute the same."""
+"""Outputs that do not depend on the sample."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import (
-    FEWEST_UNITS,
-    HEALTHY_SPREAD,
     called,
     completed,
     flow_of,
@@ -15,39 +13,26 @@ from pytest_modelhealth.checks.facts import (
     linear_maps,
     spread_of,
     trainable,
-    units_of,
 )
-from pytest_modelhealth.checks.paths import feeds_weights, nearest
+from pytest_modelhealth.checks.paths import nearest
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.settings import Limit, Settings, Severity
+from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside
 
 COLLAPSE = CHECKS["collapse"]
 
 
-_SAME_RANGE = 1e-4
 _RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 _COARSEST = 2.0**-7
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
-    """Yield where samples become one, and layers whose units are one."""
+    """Yield where samples become one."""
     root = observation.layers.get("")
     is_equal = root is not None and root.equal_samples and root.equal_input_samples is False
     if is_equal and not _is_compared_with_itself(flow_of(observation)):
         yield from _equal_outputs(observation, settings["min_collapse_samples"])
-    for record in called(observation):
-        is_recurrent = record.options.get("hidden_size") is not None  # saturates at the same ends
-        if linear_maps(record) and not is_recurrent and (count := _symmetric_units(record)):
-            message = f"all {count} units have the same range over the samples: they are one unit"
-            cause = (
-                "symmetric weights: each unit starts with the same ones, gets the same gradient "
-                "and stays the same; initialise at random"
-            )
-            # what no weights follow has a target for each unit, which parts them
-            grade: Severity = "fail" if feeds_weights(observation, record) else "warn"
-            yield COLLAPSE.fault(record, message, value=1.0, cause=cause, severity=grade)
 
 
 def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]:
@@ -133,19 +118,3 @@ def _cause(record: LayerRecord, observation: Observation) -> str:
     if not record.parameters:
         how = "what samples differ by before it cancels out in it, or lies where it does not look"
     return f"{drops} {how}"
-
-
-def _symmetric_units(record: LayerRecord) -> int:
-    """Return how many units a layer has if all of them span the same range, else 0.
-
-    Units with equal weights differ by their bias alone, so that their ranges are equal.
-    """
-    out, units = record.activations, units_of(record.activations)
-    if out is None or units is None:
-        return 0
-    ranges = units.maximum - units.minimum
-    largest, rounding = float(ranges.max()), _RESOLUTION.get(out.dtype, _COARSEST) * out.abs_max
-    if len(ranges) < FEWEST_UNITS or largest <= max(HEALTHY_SPREAD * out.abs_max, 32.0 * rounding):
-        return 0
-    is_one = largest - float(ranges.min()) <= max(_SAME_RANGE * largest, 8.0 * rounding)
-    return len(ranges) if is_one else 0

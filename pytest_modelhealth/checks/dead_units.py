@@ -19,9 +19,6 @@ DEAD_UNITS = CHECKS["dead_units"]
 SATURATION = CHECKS["saturation"]
 
 
-_FLOORS = {"celu": -1.0, "elu": -1.0, "selu": -1.7580993408473766}
-"""Where the exponential ones end instead of at zero, times their own ``alpha``."""
-
 _LIMITS = ("max_dead_fraction", "max_held_fraction")
 _NEGLIGIBLE = 2.0**-20
 _NEARLY = 1.0 - 2.0**-10
@@ -89,9 +86,7 @@ def _dead(record: LayerRecord, least: float | None) -> tuple[float, ...]:
     if out is None or out.units is None or out.dead_fraction is None:
         return ()
     fraction = out.dead_fraction
-    if record.activation in _FLOORS or record.activation == "threshold":
-        fraction = float(_silent_units(record, out).mean())
-    elif given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max:
+    if given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max:
         fraction = 1.0
     if least is None or out.dead_fraction <= least:  # what is held down is dead
         return (fraction,)
@@ -115,18 +110,6 @@ def _may_open(record: LayerRecord, observation: Observation) -> bool:
     closed = [layer for layer in called(observation) if is_closed(layer)]
     names = {dotted(layer.name, name) for layer in closed for name in layer.parameters}
     return not feeding.isdisjoint(names.union(layer.name for layer in closed))
-
-
-def _silent_units(record: LayerRecord, out: TensorStatistics) -> Any:
-    """Return which units ended where theirs do instead of at zero: booleans."""
-    assert out.units is not None
-    low, high = out.units.minimum, out.units.maximum
-    if record.activation == "threshold":
-        value = record.options.get("value", 0.0)
-        return (low == value) & (high == value)
-    alpha = record.options.get("alpha", 1.0)
-    floor = _FLOORS[str(record.activation)] * (alpha if isinstance(alpha, float) else 1.0)
-    return high <= floor * _NEARLY
 
 
 def _cause(record: LayerRecord, before: LayerRecord | None) -> str:

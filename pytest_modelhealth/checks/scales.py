@@ -30,7 +30,6 @@ from pytest_modelhealth.checks.paths import (
     way_to,
     way_to_weights,
 )
-from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.statistics import TensorStatistics
@@ -47,9 +46,7 @@ _MASK = 1e8
 def activation_scale(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the layers where activations begin to grow too large, if they do."""
     inner = {r.name: r for r in leaves(observation) if _is_judged(r.activations)}
-    bases = _bases(observation, inner)
-    grown = list(_grown(observation, settings, inner, bases))
-    yield from grown or _stream(observation, settings, inner, bases)
+    yield from _grown(observation, settings, inner, _bases(observation, inner))
 
 
 _Records = dict[str, LayerRecord]
@@ -99,28 +96,6 @@ def _grown(
         told |= {"seen_in": () if record is culprit else (name,)}
         details = largest_at(record, "activations")
         yield ACTIVATION_SCALE.violation(culprit, message, details=details, **told)
-
-
-def _stream(
-    observation: Observation, settings: Settings, inner: _Records, bases: dict[str, float]
-) -> Iterator[Finding]:
-    """Yield where a residual stream begins to grow that normalisations hide."""
-    norms = [r for r in inner.values() if r.type_name in having("normalization")]
-    given = {r.name: r.inputs.rms for r in norms if r.inputs and _is_judged(r.inputs)}
-    name = max(given, key=lambda layer: given[layer] / bases[layer], default="")
-    limit = settings.limit("max_activation_growth", name)
-    growth = given.get(name, 0.0) / bases.get(name, 1.0)
-    if growth <= limit.value**2:
-        return
-    before, first, *others = (norms[0].name, *(n for n in given if given[n] > _RISEN * bases[n]))
-    made = factors(observation, flow_of(observation).producers(before), first)
-    message = f"what normalisations are given grows from here to {growth:.3g} times the scale of"
-    message += f" the inputs (root mean square {given[name]:.3g} at {inner[name].label!r})"
-    cause = "a residual stream that is scaled up in every block, or branches that add far more"
-    cause += f" than it holds: x + branch(norm(x)) adds each once{made}"
-    told: dict[str, Any] = {"limit": Limit(limit.value**2, limit.origin), "role": "inputs"}
-    told |= {"cause": cause, "affected": others}
-    yield ACTIVATION_SCALE.violation(inner[first], message, value=growth, **told)
 
 
 def _is_judged(statistics: TensorStatistics | None) -> bool:
