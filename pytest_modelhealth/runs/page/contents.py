@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_modelhealth.rendering.document import labelled
-from pytest_modelhealth.rendering.notation import number, plural
-from pytest_modelhealth.runs.faults import faults
+from pytest_modelhealth.rendering.notation import number
+from pytest_modelhealth.runs.faults import EXCEPTION, Fault, faults, inspected
 from pytest_modelhealth.runs.page.panels import drawn, facts
 from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run, Test
 
@@ -44,8 +44,7 @@ def contents(run: Run) -> dict[str, Any]:
         "entries": entries,
         "verdicts": sorted(verdicts.items(), key=lambda one: _TONES.index(one[0][1])),
         "outcomes": Counter(entry["outcome"] for entry in entries),
-        "inspected": f"{sum(e['inspected'] for e in entries):,} of "
-        + plural(run.head.get("ran", len(entries)), "test"),
+        "inspected": inspected(sum(entry["inspected"] for entry in entries), run),
     }
 
 
@@ -77,9 +76,10 @@ def _entries(run: Run) -> Iterator[dict[str, Any]]:
                     shown |= {"evidence": evidence, "more": more, "is_drawn": True}
         texts = [result[key] for result in test["results"] for key in ("text", "headline")]
         is_said = any(test["message"] in text for text in texts)
-        if is_failed and not is_said and not any(one["tone"] == "bad" for one in results):
-            made = {"kind": "failure", "verdict": "failed", "text": "", "headline": test["message"]}
-            made["place"] = test.get("raised_at", "")
+        fault = next(faults(test)) if is_failed else None
+        if fault is not None and fault.check == EXCEPTION:
+            own = {"verdict": fault.verdict, "headline": fault.message, "text": fault.text}
+            made = {"kind": "failure", "place": fault.places[0], **own}
             results.insert(0, _result(anchor(index, len(results)), made, test))
             is_said = True
         again = {"run again": shlex.join(["pytest", test["id"]]), "replay": test.get("replay")}
@@ -93,7 +93,7 @@ def _entries(run: Run) -> Iterator[dict[str, Any]]:
             **{key: test[key] for key in ("id", "file", "outcome")},
             "name": test["id"].removeprefix(f"{test['file']}::"),
             "group": test["file"],
-            "cause": _cause(test) if is_failed else (),
+            "cause": () if fault is None else _cause(test, fault),
             "failed": is_failed,
             "inspected": bool(test["results"]),
             "rank": rank(test),
@@ -102,9 +102,8 @@ def _entries(run: Run) -> Iterator[dict[str, Any]]:
         }
 
 
-def _cause(test: Test) -> tuple[str, ...]:
+def _cause(test: Test, fault: Fault) -> tuple[str, ...]:
     """Return what tests have in common that fail by one cause: their models, and the culprit."""
-    fault = next(faults(test))
     models = (str(result.get("model", "")) for result in test["results"])
     return *models, fault.culprit if fault.label else fault.message
 
