@@ -193,16 +193,11 @@ CHECKS.add(
 )
 CHECKS.add(
     "headroom",
-    "Values neither come near the largest of their dtype nor sink below its normal ones.",
+    "Values do not come near the largest of their dtype.",
     Share(
         "max_range_used",
         default=0.5,
         help="largest part of the dtype's range that a value may use (a factor of two is left)",
-    ),
-    Share(
-        "max_subnormal_fraction",
-        default=0.5,
-        help="largest part of non-zero weights or gradients below the dtype's normal numbers",
     ),
     DtypeName(
         "planned_dtype",

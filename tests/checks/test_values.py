@@ -413,42 +413,6 @@ def test_planned_dtype_that_is_unknown_is_refused(mlp, batch, inspect):
         inspect(mlp, batch, settings={"planned_dtype": "half"})
 
 
-@pytest.mark.parametrize(("factor", "lost"), [(10.0, False), (1e-9, True)])
-def test_gradients_that_float16_would_lose(factor, lost, mlp, batch, inspect):
-    """The value is the part of the non-zero gradients under 2**-14."""
-
-    def loss(output):
-        return output.square().mean() * factor * 1e3
-
-    report = inspect(mlp, batch, loss=loss, settings={"planned_dtype": "float16"})
-    roles = {role for _, role, _ in of_headroom(report)}
-    assert roles == ({"gradients", "parameter_gradients"} if lost else set())
-    mlp.zero_grad()
-    loss(mlp(batch)).backward()
-    gradients = mlp.head.weight.grad[mlp.head.weight.grad != 0].double().abs()
-    part = (gradients < 2.0**-14).double().mean().item()
-    assert (part > 0.5) is lost
-
-
-def test_gradients_that_a_few_values_carry_are_not_lost(batch, inspect):
-    """Behind a smooth maximum most gradients are next to nothing, and are meant to be."""
-
-    class Sharp(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(16, 64)
-
-        def forward(self, x):
-            return torch.logsumexp(50.0 * self.fc(x), dim=1) / 50.0
-
-    report = inspect(Sharp(), batch, settings={"planned_dtype": "float16"})
-    gradients = report["fc"].gradients
-    exponents = gradients.exponents
-    below = exponents.counts[: -14 - exponents.lowest].sum()
-    assert below > 0.5 * (gradients.count - gradients.zero_count)
-    assert of_headroom(report) == []
-
-
 def test_gradients_of_which_none_is_finite_are_left_to_another_check(mlp, batch, inspect):
     """There is nothing to count: `finite` names them, and this check runs to its end."""
     settings = {"planned_dtype": "float16"}

@@ -182,10 +182,8 @@ def headroom(case: Case) -> None:
     dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     if dtypes == {planned}:
         raise Unjudged(f"{case.label} is {planned} already, as is planned")
-    settings: dict[str, Any] = {"planned_dtype": planned}
-    if case.settings["max_subnormal_fraction"].origin == "default":
-        settings["max_subnormal_fraction"] = 1.0  # gradients are scaled for float16
-    case.settle(case.report(case.ran(True).observation, {"headroom"}, only=True, **settings))
+    seen = case.ran(True).observation
+    case.settle(case.report(seen, {"headroom"}, only=True, planned_dtype=planned))
 
 
 def snapshot(case: Case) -> None:
