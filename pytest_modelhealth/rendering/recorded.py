@@ -6,11 +6,12 @@ Charts are drawn of the same data, on the page of a run as in a figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
+import numpy as np
 
 from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
@@ -210,28 +211,42 @@ def _course(report: HealthReport) -> dict[str, Any] | None:
     if history is None or not len(history):
         return None
     judgement = report._judgement
-    accused = [found.layer for found in (*judgement.violations, *judgement.warned)]
-    names = list(dict.fromkeys((*(n for n in accused if n in history.layers), *history.layers)))
+    accused = {found.layer for found in (*judgement.violations, *judgement.warned)}
+    layers = sorted(enumerate(history.layers), key=lambda one: one[1] not in accused)
+    listed = sorted(at for at, _ in layers[:MOST_LAYERS])
     every = -(-len(history) // MOST_STEPS)
     taken = sorted({*range(0, len(history), every), len(history) - 1})
-    shown = {statistic: _values(history, statistic)[taken] for statistic in SHOWN}
+    return course_data(history, SHOWN, listed, taken)
+
+
+def course_data(
+    history: History, statistics: Iterable[str], layers: Iterable[int], steps: Sequence[int]
+) -> dict[str, Any]:
+    """Return what is drawn of a training; infinity stands for what was not finite."""
+    values = {}
+    for name in statistics:
+        own = history[name]
+        is_bad = np.isinf(own) | _is_of_bad(history, name, own)
+        values[name] = np.where(is_bad, np.inf, own)[steps]
     return {
-        "steps": history.steps[taken].tolist(),
-        "loss": history.loss[taken].tolist(),
+        "steps": history.steps[steps].tolist(),
+        "loss": [x if math.isfinite(x) else None for x in history.loss[steps].tolist()],
         "layers": {
-            name: {statistic: values[:, at].tolist() for statistic, values in shown.items()}
-            for at, name in enumerate(history.layers)
-            if name in names[:MOST_LAYERS]
+            history.layers[at]: {name: own[:, at].tolist() for name, own in values.items()}
+            for at in layers
         },
     }
 
 
-def _values(history: History, statistic: str) -> Any:
-    """Return a statistic over steps and layers, NaN where values of the tensor were not finite."""
-    values, kind = history[statistic], statistic.rpartition("_")[0]
-    if kind in ("activation", "gradient", "parameter_gradient"):
-        values[history[f"{kind}_nonfinite"] != 0.0] = math.nan
-    return values
+def _is_of_bad(history: History, statistic: str, values: Any) -> Any:
+    """Return where a statistic over steps and layers is of numbers that were not finite."""
+    if statistic == "update_ratio":
+        after = history["parameter_nonfinite"] > 0
+        last = history["parameter_gradient_nonfinite"][-1:] > 0
+        return after | (np.isnan(values) & np.concatenate([after[1:], last]))
+    if statistic == "dead_fraction":
+        return (history["activation_nonfinite"] > 0) & ~np.isnan(values)
+    return history[f"{statistic.rpartition('_')[0]}_nonfinite"] > 0
 
 
 # A comparison

@@ -134,22 +134,10 @@ def plot_training(
 
 
 def course_of(history: History) -> dict[str, Any]:
-    """Return what is drawn of a training; infinity stands for what was not finite."""
+    """Return what a figure shows of a training, by the keys of the file of a run."""
+    from pytest_modelhealth.rendering.recorded import course_data
+
     has_gradients = np.isfinite(history["parameter_gradient_norm"]).any()
-    kind = "parameter_gradient" if has_gradients else "gradient"
-    dead, update = history["dead_fraction"], history["update_ratio"]
-    after = history["parameter_nonfinite"] > 0
-    following = np.concatenate([after[1:], history["parameter_gradient_nonfinite"][-1:] > 0])
-    values = {}
-    for name, is_bad in (
-        (f"{kind}_norm", history[f"{kind}_nonfinite"] > 0),
-        ("dead_fraction", (history["activation_nonfinite"] > 0) & ~np.isnan(dead)),
-        ("update_ratio", after | (np.isnan(update) & following)),
-    ):
-        values[name] = np.where(is_bad | np.isinf(history[name]), np.inf, history[name])
-    layers = {
-        history.layers[at]: {name: own[:, at] for name, own in values.items()}
-        for at in np.flatnonzero(shown(history))
-    }
-    loss = [float(value) if math.isfinite(value) else None for value in history.loss]
-    return {"steps": history.steps.tolist(), "loss": loss, "layers": layers}
+    norm = "parameter_gradient_norm" if has_gradients else "gradient_norm"
+    statistics, layers = (norm, "dead_fraction", "update_ratio"), np.flatnonzero(shown(history))
+    return course_data(history, statistics, layers.tolist(), range(len(history)))
