@@ -56,7 +56,6 @@ def replacing(path: Path, encoding: str = "ascii") -> Iterator[TextIO]:
         with draft.open("x", encoding=encoding) as file:
             yield file
         draft.replace(path)
-    except BaseException:
+    finally:
         with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
+            draft.unlink(missing_ok=True)  # it is gone where all went well

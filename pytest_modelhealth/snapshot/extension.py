@@ -77,10 +77,10 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         """Return whether the report is within the tolerances of the snapshot."""
         if list(self.diff_lines(serialized_data, snapshot_data)):
             return False
-        names = self.found.harmless if self.found is not None else []
-        if self.takes_names and names:
+        names = self.found.harmless if self.takes_names and self.found is not None else []
+        if names:
             self.change = f"every number agrees: {'; '.join(names)}"
-        return not (self.takes_names and names)
+        return not names
 
     def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
         """Yield what is different, the verdict first."""

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import syrupy.session
 from syrupy.data import SnapshotCollections
 from syrupy.report import SnapshotReport
-
-_PARTIAL: ContextVar[frozenset[Path] | None] = ContextVar("_PARTIAL", default=None)
 
 
 class _Report(SnapshotReport):
@@ -26,10 +23,12 @@ class _Report(SnapshotReport):
     an error used nothing.
     """
 
+    partial: ClassVar[frozenset[Path] | None] = None
+
     @cached_property
     def unused(self) -> SnapshotCollections:
         """What no test used, of ``.health`` files where all tests of the test file ran."""
-        partial, found = _PARTIAL.get(), SnapshotCollections()
+        partial, found = self.partial, SnapshotCollections()
         ran = {nodeid for nodeid, status in self.selected_items.items() if status.value}
         idle = {one.path for one in self.collected_items if one.nodeid not in ran}
         for unused in super().unused:
@@ -50,10 +49,9 @@ def judged(partial: frozenset[Path] | None) -> Iterator[None]:
             no file is known to be.
     """
     theirs: Any = syrupy.session  # no public name lets another class judge
-    token, usual = _PARTIAL.set(partial), theirs.SnapshotReport
-    theirs.SnapshotReport = _Report
+    usual = theirs.SnapshotReport
+    theirs.SnapshotReport, _Report.partial = _Report, partial
     try:
         yield
     finally:
         theirs.SnapshotReport = usual
-        _PARTIAL.reset(token)
