@@ -280,6 +280,20 @@ def negated(sign: float) -> Stepping:
     return stepping(step, model, sgd(model, 1e-3))
 
 
+def several(sign: float) -> Stepping:
+    """Run a step that differentiates two losses, and returns the entropy of one by itself."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        (sign * entropy(model, batch)).backward()
+        (1e-3 * model(batch[0]).square().mean()).backward()
+        optimizer.step()
+        return entropy(model, batch)
+
+    model = net()
+    return stepping(step, model, sgd(model, 1e-3))
+
+
 def generated(half: str) -> Stepping:
     """Run a generator's step; its rival's half is differentiated too, or its own loss is scaled."""
     model, rival = net(), nn.Linear(3, 1)
@@ -845,6 +859,11 @@ PAIRS = [
         "sign of the loss", "gradient_factor", "",
         ("climbs the loss that the step returns: its gradient is -1 times the slope", "flipped"),
         lambda: negated(-1.0), lambda: negated(1.0), warns=True,
+    ),
+    Pair(
+        "one loss of several", "gradient_factor", "",
+        ("the gradient that the optimizer steps on is -", "times the slope", "one of several"),
+        lambda: several(-1.0), lambda: several(1.0), warns=True,
     ),
     Pair(
         "scaled loss of a generator", "gradient_factor", "",

@@ -106,7 +106,7 @@ def gradient_factor(step: Stepped, settings: Settings, broken: Broken) -> Iterat
     is_few = is_exact and abs(1.0 / factor - step.passes) < _EXACT * step.passes
     who = "that the optimizer steps on" if slope is step.slope else "that is clipped"
     what = f"the gradient {who} is {factor:.4g} times the slope of the loss that the step returns"
-    if factor < 0.0:
+    if factor < 0.0 and step.passes < 2:  # of several losses another may outweigh the one returned
         what = "the optimizer climbs the loss that the step returns: its gradient is "
         what += f"{factor:.3g} times the slope"
     yield broken(
@@ -132,7 +132,7 @@ def _why(slope: LossSlope) -> str:
     """Return the likely cause of another factor than 1; ``""`` where it is one, or meant so."""
     factor = slope.factor
     if factor < 0.0:
-        return "a flipped sign: -loss is differentiated, or a reward returned, not its negative"
+        return "one of several losses is returned, a reward, not its negative, or a flipped sign"
     is_own = slope.added is None  # a sign, a projection, noise: another gradient on purpose
     if factor > (_MOST_OWN if is_own else _DOUBTFUL):
         power = round(math.log2(factor))
