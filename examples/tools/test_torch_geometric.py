@@ -14,6 +14,8 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GATConv, GCNConv, global_mean_pool
 from torch_geometric.utils import grid
 
+from pytest_modelhealth import ModelHealthError
+
 # what torch_geometric says about itself
 pytestmark = pytest.mark.filterwarnings("ignore:::torch_geometric")
 
@@ -90,3 +92,21 @@ def test_step_trains_the_model(loader, inspector):
     model = Graphs(GCNConv)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     inspector(model).run_step(step, optimizer, next(iter(loader))).assert_healthy()
+
+
+class Unread(Graphs):
+    """Classes of what came before the second round of messages: its result is dropped."""
+
+    def forward(self, data):
+        hidden = F.relu(self.first(data.x, data.edge_index))
+        self.second(hidden, data.edge_index)
+        return global_mean_pool(self.head(hidden), data.batch)
+
+
+def test_messages_that_nobody_reads_fail(loader, inspector):
+    """The convolution runs, and no gradient comes back to it."""
+    batch = next(iter(loader))
+    with pytest.raises(ModelHealthError, match=r"second\.lin \(missing_gradients\)"):
+        inspector(Unread(GCNConv)).run_inspection(
+            batch, target=batch.y, loss=F.cross_entropy
+        ).assert_healthy()

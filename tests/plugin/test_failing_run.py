@@ -195,3 +195,22 @@ def test_a_line_is_a_line_and_no_traceback_is_none(nets: pytest.Pytester) -> Non
         assert len(told) == count
         assert not any(line.startswith(("E ", "> ", "-")) for line in lines)
         assert not [line for line in lines if "likely cause" in line]
+
+
+def test_evidence_is_shown_where_another_folder_has_a_conftest(nets: pytest.Pytester) -> None:
+    """There pytest asks a set of all plugins which of them know the test."""
+    folder = nets.mkdir("beside")
+    folder.joinpath("conftest.py").write_text("")
+    folder.joinpath("test_beside.py").write_text("def test_beside(): pass")
+    nets.makepyfile(
+        """
+        import nets
+
+        def test_dead(inspector):
+            inspector(nets.with_dead_relu()).run_inspection(nets.BATCH)
+        """
+    )
+    result = nets.runpytest()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["-* modelhealth: 1 * -*"])
+    result.stdout.no_fnmatch_line("*could not be shown*")

@@ -537,7 +537,7 @@ def test_thousands_of_steps_take_constant_memory() -> None:
         gc.collect()
         tensors = _tensors()
         tracemalloc.start()
-        run(20)
+        run(140)  # in which what was there before is made anew, and counted
         gc.collect()
         first = tracemalloc.get_traced_memory()[0]
         gc.disable()

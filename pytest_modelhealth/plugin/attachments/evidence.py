@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -46,8 +46,15 @@ def allure(evidence: Evidence) -> None:
     attach(evidence.json, "report.json", attachment_type.JSON)
 
 
+class _Plugin:
+    """Has the hook, and a hash: pytest keeps plugins in sets where folders have their conftest."""
+
+    def __init__(self, attach: Any) -> None:
+        self.pytest_modelhealth_attach = attach
+
+
 PLUGINS = {
-    name: SimpleNamespace(pytest_modelhealth_attach=attach)
+    name: _Plugin(attach)
     for name, attach in (("allure", allure), ("html", html), ("terminal", terminal))
 }
 """By the names that switch them off."""
