@@ -15,6 +15,8 @@ from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.step.company import may_have_company
+from pytest_modelhealth.capture.step.guard import exited_whole
+from pytest_modelhealth.capture.step.switches import collected_rarely
 from pytest_modelhealth.checks import Check, default_settings, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import (
@@ -27,7 +29,7 @@ from pytest_modelhealth.errors import (
 )
 from pytest_modelhealth.layers import Pattern, Rule, Selection
 from pytest_modelhealth.rendering import renderer
-from pytest_modelhealth.report import ROLES, HealthReport, Observation
+from pytest_modelhealth.report import ROLES, HealthReport, Judgement, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration, observed
@@ -433,7 +435,7 @@ class Inspector(NamesItsAttributes):
             )
 
     def _report_of(self, observation: Observation) -> HealthReport:
-        return HealthReport(observation, self._settings, judge, renderer=renderer)
+        return HealthReport(observation, self._settings, _judged, renderer=renderer)
 
     @checked_call(default_settings)
     def run_step(
@@ -588,9 +590,15 @@ class Inspector(NamesItsAttributes):
 
     def _reported(self, observation: Observation, settings: Settings) -> HealthReport:
         noise = self._calibration.noise(observation)
-        report = HealthReport(observation, settings, judge, noise, renderer=renderer)
+        report = HealthReport(observation, settings, _judged, noise, renderer=renderer)
         self._note_report(report)
         return report
+
+
+def _judged(observation: Observation, settings: Settings) -> Judgement:
+    """Judge with few collections, which take a third of it for thousands of layers."""
+    with exited_whole(collected_rarely()):
+        return judge(observation, settings)
 
 
 def _roles(what: object) -> frozenset[str]:
