@@ -142,7 +142,7 @@ threshold : dying flat hinge
 relu6 : dying hinge never_negative
 softplus : dying never_negative
 gelu, hardswish, mish, silu : dying sloped
-glu, hardshrink, prelu, softshrink : dying
+celu, elu, glu, hardshrink, prelu, selu, softshrink : dying
 sigmoid, hardsigmoid : never_negative
 softmax : softmax distribution never_negative
 softmin : softmax distribution never_negative

@@ -152,6 +152,9 @@ def flagged(*, frozen: bool) -> nn.Module:
 
 
 FAULTS: dict[str, Case] = {
+    "an ELU that is dropped, which is never zero": (
+        lambda: (shaped(nn.ELU()), (features(),)), "warn", "act", "is dropped", "model.act(h)"
+    ),
     "an activation that is dropped": (
         lambda: (shaped(nn.GELU()), (features(),)), "warn", "act", "is dropped", "model.act(h)"
     ),

@@ -21,7 +21,6 @@ SATURATION = CHECKS["saturation"]
 
 _LIMITS = ("max_dead_fraction", "max_held_fraction")
 _NEGLIGIBLE = 2.0**-20
-_NEARLY = 1.0 - 2.0**-10
 _MANY_UNITS = 16
 _FEW_SAMPLES = 8
 """Enough for a layer of many units none of which is active: one by chance would be."""
