@@ -31,6 +31,7 @@ KINDS = {
     "deployed": "a model, and what was frozen, exported, quantised, pruned or merged from it",
     "reported": "what people reported in public trackers, rebuilt small; its fix is a control",
     "threads": "as reported, a second set: other bugs, most of which train and are only worse",
+    "pulls": "as reported, a third set, as the reports come, with designs that look like them",
     "steps": "reported training steps and trainings, rebuilt small; the fix is a control",
     "healthy": "models as they are used, which look like no fault",
 }
