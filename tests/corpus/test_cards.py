@@ -24,8 +24,8 @@ def test_counts_by_group_and_role():
         ("held out", "control"): 77,
         ("held out", "change"): 25,
         ("held out", "refactor"): 22,
-        ("blind", "fault"): 736,
-        ("blind", "control"): 1141,
+        ("blind", "fault"): 747,
+        ("blind", "control"): 1152,
         ("blind", "change"): 99,
         ("blind", "refactor"): 91,
     }
