@@ -25,7 +25,7 @@ def test_counts_by_group_and_role():
         ("held out", "change"): 25,
         ("held out", "refactor"): 22,
         ("blind", "fault"): 747,
-        ("blind", "control"): 1198,
+        ("blind", "control"): 1227,
         ("blind", "change"): 99,
         ("blind", "refactor"): 91,
     }
