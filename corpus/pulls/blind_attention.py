@@ -150,7 +150,7 @@ def ribonanza(fixed: bool) -> Subject:
     f"{GITHUB}/zsyOAOA/ResShift/issues/81",
     "mask of shifted windows that has rows alone",
     ("block*", ""),
-    ("mask", "window", "wrap", "border", "edge", "column", "shift"),
+    ("mask", "window", "wrap", "border", "edge", "column"),
 )
 def res_shift(fixed: bool) -> Subject:
     """Columns are never numbered: pixels of the left edge read those of the right one."""
@@ -263,11 +263,11 @@ def fla(fixed: bool) -> Subject:
 def performer(fixed: bool) -> Subject:
     """The inverse of the sum is named so, and is not taken."""
 
-    class Multiplied(Linear):
+    class Kernel(Linear):
         def divided(self, x: Tensor, total: Tensor) -> Tensor:
             return super().divided(x, total) if fixed else x * total
 
-    return writes(Multiplied)
+    return writes(Kernel)
 
 
 # ---- around it -----------------------------------------------------------------------------------

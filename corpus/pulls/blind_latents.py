@@ -24,8 +24,8 @@ SHELF = Shelf("pulls", "blind")
 GITHUB = "https://github.com"
 
 SUMMED = ("sample", "batch", "one number", "scalar", "all of", "broadcast", "sum")
-WEIGHS = ("domin", "weigh", "larger", "scale", "diverg", "reduc", "times", "outweigh")
-AXES = ("norm", "axis", "axes", "pixel", "dimension", "per sample", "slope", "sample")
+WEIGHS = ("domin", "weighs", "larger", "scale", "diverg", "reduc", "times", "outweigh")
+AXES = ("axis", "axes", "pixel", "dimension", "per sample", "channel")
 
 Made = tuple[Tensor, Tensor, Tensor]
 
@@ -291,7 +291,7 @@ def srgan(fixed: bool) -> Subject:
 def mae(fixed: bool) -> Subject:
     """The mask begins a place too late, and the loss passes over one hidden patch of each."""
 
-    class Masked(nn.Module):
+    class Sparse(nn.Module):
         """Sees 4 of 16 patches of 4 pixels, and returns all of them with the mask of the others."""
 
         def __init__(self) -> None:
@@ -323,4 +323,4 @@ def mae(fixed: bool) -> Subject:
         said, mask = output
         return ((said - target).pow(2).mean(-1) * mask).mean() / 0.75
 
-    return subject(Masked(), patches, loss, 32)
+    return subject(Sparse(), patches, loss, 32)

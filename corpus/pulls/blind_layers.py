@@ -20,7 +20,7 @@ GITHUB = "https://github.com"
 UNREAD = ("never read", "nothing reads", "not read", "not used", "unused", "never used", "dropped")
 CALLED = (*UNREAD, "no gradient", "no effect", "never called", "not called", "discard", "never ran")
 TWICE = ("twice", "two times", "again", "same layer", "called 2", "reused", "shared")
-LINEAR = ("linear", "activation", "nonlinear", "non-linear")
+LINEAR = ("activation", "nonlinear", "non-linear", "linear map", "one linear", "linearly")
 SAMPLES = ("sample", "batch", "one number", "same for", "scalar")
 
 
@@ -39,22 +39,22 @@ class Conv(nn.Sequential):
 # ---- gates of pictures ---------------------------------------------------------------------------
 
 
-class Gated(nn.Module):
+class Between(nn.Module):
     """Convolutions with a gate between them."""
 
-    def __init__(self, gate: nn.Module) -> None:
+    def __init__(self, between: nn.Module) -> None:
         super().__init__()
-        self.first, self.gate, self.second = Conv(1, 16), gate, Conv(16, 32, 2)
+        self.first, self.between, self.second = Conv(1, 16), between, Conv(16, 32, 2)
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.gate(self.first(x))).mean((2, 3)))
+        return self.head(self.second(self.between(self.first(x))).mean((2, 3)))
 
 
 @SHELF.report(
     f"{GITHUB}/Peachypie98/CBAM/issues/2",
     "gate of places without its sigmoid",
-    ("gate*", ""),
+    ("between*", ""),
     ("sigmoid", "gate", "bound", "range", "negative", "squash", "activation", "scale"),
 )
 def cbam(fixed: bool) -> Subject:
@@ -69,13 +69,13 @@ def cbam(fixed: bool) -> Subject:
             said = self.conv(torch.cat([x.amax(1, keepdim=True), x.mean(1, keepdim=True)], 1))
             return x * (said.sigmoid() if fixed else said)
 
-    return seen(Gated(Places()))
+    return seen(Between(Places()))
 
 
 @SHELF.report(
     f"{GITHUB}/nikhilroxtomar/Attention-Mechanism-Implementation/issues/1",
     "x1 + x1 where averages and maxima were to meet",
-    ("gate*", ""),
+    ("between*", ""),
     (*CALLED, "twice", "itself", "same"),
 )
 def channels(fixed: bool) -> Subject:
@@ -91,7 +91,7 @@ def channels(fixed: bool) -> Subject:
             x2 = self.shared(x.amax((2, 3)))
             return x * (x1 + (x2 if fixed else x1)).sigmoid()[:, :, None, None]
 
-    return seen(Gated(Channels()))
+    return seen(Between(Channels()))
 
 
 @SHELF.report(
@@ -352,7 +352,7 @@ def questions(n: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
 @SHELF.report(
     f"{GITHUB}/IBM/pytorchpipe/pull/53",
     "question as projected for the attention, joined for the question",
-    ("", "project*", "head*"),
+    ("", "latent*", "head*"),
     ("question", "project", *UNREAD, "twice", "wrong"),
 )
 def pytorchpipe(fixed: bool) -> Subject:
@@ -363,13 +363,13 @@ def pytorchpipe(fixed: bool) -> Subject:
             super().__init__()
             self.stem, self.words = nn.Conv2d(1, 24, 2, 2), tokens(24)
             self.encoder = nn.LSTM(24, 24, batch_first=True)
-            self.project, self.score = nn.Linear(24, 24), nn.Linear(24, 1)
+            self.latent, self.score = nn.Linear(24, 24), nn.Linear(24, 1)
             self.head = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 10))
 
         def forward(self, picture: Tensor, ids: Tensor) -> Tensor:
             cells = self.stem(picture).relu().flatten(2).transpose(1, 2)
             question = self.encoder(self.words(ids))[1][0][-1]
-            latent = self.project(question)
+            latent = self.latent(question)
             weights = self.score((cells + latent[:, None]).tanh()).softmax(1)
             attended = (weights * cells).sum(1)
             return self.head(torch.cat([attended, question if fixed else latent], 1))

@@ -16,10 +16,10 @@ from corpus.subject import Subject, subject
 SHELF = Shelf("pulls", "blind")
 GITHUB = "https://github.com"
 
-WEIGHED = ("alpha", "weigh", "class", "positive", "balance", "swap")
+WEIGHED = ("alpha", "weighs", "weighed", "class", "positive", "balance", "swap")
 FLAT = ("no gradient", "clamp", "flat", "zero", "satur", "constant", "vanish")
 NONFINITE = ("nan", "inf", "divi", "zero", "root", "sqrt", "pow")
-MIXED = ("axes", "permut", "reshape", "mixe", "view", "transpose", "order", "samples", "dimension")
+MIXED = ("axes", "permut", "reshape", "mixe", "view", "order", "samples", "dimension")
 
 
 def judged(model: nn.Module, draw: Any, loss: Any, batch: int = 32) -> Subject:
@@ -154,11 +154,11 @@ def boxes(fixed: bool) -> Subject:
         def __init__(self) -> None:
             super().__init__()
             self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU())
-            self.classes, self.boxes = nn.Linear(64, 16), nn.Linear(64, 16)
+            self.scores, self.boxes = nn.Linear(64, 16), nn.Linear(64, 16)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             x = self.net(x)
-            return self.classes(x).unflatten(1, (4, 4)), self.boxes(x).unflatten(1, (4, 4))
+            return self.scores(x).unflatten(1, (4, 4)), self.boxes(x).unflatten(1, (4, 4))
 
     def loss(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
         (scores, places), (matches, wanted) = output, target
@@ -241,7 +241,7 @@ def distilled(student: Tensor, target: tuple[Tensor, Tensor], heat: float, times
     f"{GITHUB}/IntelLabs/distiller/issues/122",
     "soft targets without the square of their temperature",
     ("", "loss"),
-    ("temperature", "scale", "weigh", "small", "square", "domin"),
+    ("temperature", "scale", "weighs", "weighed", "small", "square", "domin"),
 )
 def distiller(fixed: bool) -> Subject:
     """Gradients of soft targets fall with the square of the temperature, and hardly count."""

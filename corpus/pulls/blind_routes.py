@@ -19,7 +19,7 @@ GITHUB = "https://github.com"
 
 UNREAD = ("never read", "nothing reads", "not read", "not used", "unused", "never used", "dropped")
 CALLED = (*UNREAD, "no gradient", "no effect", "never called", "discard", "thrown")
-APART = ("graph", "sample", "batch", "across", "offset", "first", "index", "other")
+APART = ("graphs", "other graph", "sample", "batch", "across", "offset")
 
 
 # ---- graphs --------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Carried(torch.autograd.Function):
 def automodel(fixed: bool) -> Subject:
     """What the function returns is not taken, so its backward never runs, nor does the term."""
 
-    class Balanced(Experts):
+    class Carrying(Experts):
         def __init__(self) -> None:
             super().__init__()
             self.router = nn.Linear(32, 4)
@@ -251,7 +251,7 @@ def automodel(fixed: bool) -> Subject:
             carried = Carried.apply(weights, term)
             return carried if fixed else weights
 
-    return subject(Routed(Balanced()), flat, F.cross_entropy, 64)
+    return subject(Routed(Carrying()), flat, F.cross_entropy, 64)
 
 
 # ---- adapters ------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def fast_video(fixed: bool) -> Subject:
     f"{GITHUB}/adapter-hub/adapters/pull/439",
     "adapters in front of the scales of their layers",
     ("blocks*", "*adapter*", ""),
-    ("scale", "small", "vanish", "weak", "tiny", "gradient", "lambda"),
+    ("scale", "small", "vanish", "weak", "tiny", "gradient"),
 )
 def beit(fixed: bool) -> Subject:
     """Small frozen scales stand behind the adapters, and take what these do down with them."""

@@ -27,7 +27,7 @@ GITHUB = "https://github.com"
 
 ZERO = ("zero", "init", "start")
 NONFINITE = ("nan", "not finite", "non-finite", "uninitial", "init")
-SCALED = ("norm", "scale", "divid", "multipl", "grow", "large", "small", "size")
+SCALED = ("scale", "divid", "multipl", "grow", "large", "small", "size", "inverse")
 SPREAD = ("deviation", "std", "scale", "variance", "normalis", "divid", "flat", "zero", "constant")
 
 
@@ -96,12 +96,12 @@ def own_parameter(fixed: bool) -> Subject:
     f"{GITHUB}/huggingface/pytorch-image-models/pull/2605",
     "scales of layers set to one after they were set to what was asked for",
     ("blocks*", ""),
-    ("scale", "gamma", "ones", "init", "start", "large"),
+    ("scale", "ones", "init", "start", "large"),
 )
 def layer_scale(fixed: bool) -> Subject:
     """reset_parameters forgets init_values, and branches of deep nets are not held back."""
 
-    class Scale(nn.Module):
+    class Gain(nn.Module):
         def __init__(self, width: int, value: float = 1e-5) -> None:
             super().__init__()
             self.gamma, self.value = nn.Parameter(torch.full((width,), value)), value
@@ -116,8 +116,8 @@ def layer_scale(fixed: bool) -> Subject:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm1, self.attn, self.ls1 = nn.LayerNorm(32), SelfAttention(), Scale(32)
-            self.norm2, self.mlp, self.ls2 = nn.LayerNorm(32), ffn(32), Scale(32)
+            self.norm1, self.attn, self.ls1 = nn.LayerNorm(32), SelfAttention(), Gain(32)
+            self.norm2, self.mlp, self.ls2 = nn.LayerNorm(32), ffn(32), Gain(32)
 
         def forward(self, x: Tensor) -> Tensor:
             x = x + self.ls1(self.attn(self.norm1(x)))
@@ -196,7 +196,7 @@ def word2vec(fixed: bool) -> Subject:
     f"{GITHUB}/QunBB/DeepLearning/issues/2",
     "weights of experts, gates and towers drawn with 0.0001",
     ("experts*", "gates*", "towers*", ""),
-    ("small", "same", "constant", "init", "vanish", "std", "scale", "shrink", "bias", "alike"),
+    ("small", "same", "constant", "init", "vanish", "std", "scale", "shrink", "alike"),
 )
 def mmoe(fixed: bool) -> Subject:
     """Layer by layer the input is lost against the biases: all samples are given one answer."""
@@ -305,7 +305,7 @@ def llm_foundry(fixed: bool) -> Subject:
     f"{GITHUB}/kyegomez/zeta/issues/180",
     "unit lengths along the steps, made smaller by the root of the width",
     ("blocks*", "norm*", ""),
-    ("steps", "sequence", "axis", "axes", "dimension", "token", "place", *SCALED),
+    ("steps", "sequence", "axis", "axes", "dimension", "token", *SCALED),
 )
 def zeta(fixed: bool) -> Subject:
     """Features are normalised over the sentence, and the root multiplies where it was to divide."""
