@@ -349,7 +349,12 @@ def negative_power(fixed: bool) -> Subject:
             whole, half = (whole + 1) / 2, (half + 1) / 2
         return 1 - (whole**0.7 * half**0.3).mean()
 
-    return judged(Restore(), scratched, loss)
+    def faint(n: int) -> tuple[Tensor, Tensor]:
+        """Return noise in which digits hardly show, and the digits."""
+        clean = scratched(n)[1]
+        return (0.2 * clean + torch.rand_like(clean)).clamp(0, 1), clean
+
+    return judged(Restore(), faint, loss)
 
 
 # ---- divisions and roots -------------------------------------------------------------------------
