@@ -73,6 +73,14 @@ def ratio(old):
     return Net(forward, policy=model)
 
 
+def beside_a_copy():
+    """Return what a policy prefers more than its frozen copy does: nothing, in the first step."""
+    policy, copy = nn.Linear(16, 1), nn.Linear(16, 1)
+    copy.load_state_dict(policy.state_dict())
+    copy.requires_grad_(False)
+    return Net(lambda m, x: m.policy(x) - m.copy(x), policy=policy, copy=copy)
+
+
 def in_a_container():
     """Return a mean over the batch in the forward of a container."""
     inner = Net(lambda m, x: m.b(mean(m.a(x))), a=(16, 8), b=(8, 8))
@@ -112,4 +120,5 @@ HEALTHY = {
     "a head of zeros": lambda: holding(Mlp(), **{"head.weight": 0.0, "head.bias": 0.0}),
     "a value beside itself": lambda: ratio(lambda m, x, new: new.detach()),
     "a second forward": lambda: ratio(lambda m, x, new: torch.relu(m.policy(x)).squeeze(-1)),
+    "a policy beside its copy": beside_a_copy,
 }

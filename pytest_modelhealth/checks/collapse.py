@@ -19,6 +19,7 @@ from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.statistics import TensorStatistics
 
 COLLAPSE = CHECKS["collapse"]
 
@@ -30,8 +31,9 @@ _COARSEST = 2.0**-7
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield where samples become one."""
     root = observation.layers.get("")
-    is_equal = root is not None and root.equal_samples and root.equal_input_samples is False
-    if is_equal and not _is_compared_with_itself(flow_of(observation)):
+    if root is None or not root.equal_samples or root.equal_input_samples is not False:
+        return
+    if not _is_compared_with_itself(flow_of(observation), root.activations):
         yield from _equal_outputs(observation, settings["min_collapse_samples"])
 
 
@@ -91,18 +93,20 @@ def _where_samples_became_equal(observation: Observation) -> tuple[LayerRecord, 
     return culprit, None if before is None else observation.layers[before[1]]
 
 
-def _is_compared_with_itself(flow: Flow) -> bool:
+def _is_compared_with_itself(flow: Flow, out: TensorStatistics | None) -> bool:
     """Whether all that is returned is a difference or ratio of a value and itself without gradient.
 
     As of a policy and the old one, in the first epoch on a batch: its gradient is what is wanted.
+    The old one may be a copy of the model: then the values say so, as they leave 0 or 1.
     """
     graph = flow.graph
+    is_even = out is not None and out.min == out.max and out.max in {0.0, 1.0}
     compared = {
         number
         for number, vertex in enumerate(graph.vertices)
         if vertex.has("difference", "quotient") and len(vertex.operands) == 2
         if vertex.passes_gradient(0) != vertex.passes_gradient(1)
-        if flow.is_alike(*vertex.operands)
+        if is_even or flow.is_alike(*vertex.operands)
     }
     returned = set(graph.outputs) - {graph.loss}
     return bool(returned) and compared.issuperset(flow.origins(*returned, others=compared))
