@@ -326,9 +326,13 @@ def test_a_large_tensor_is_shared_by_the_threads_that_torch_uses() -> None:
     values = torch.ones(2 * native.PART)
     assert threads_made(values, 5) == 4
     assert threads_made(values[1:], 5) == 0
-    for threads in (4, 1):
-        with patch.object(torch, "get_num_threads", lambda threads=threads: threads):
+    before = torch.get_num_threads()
+    try:
+        for threads in (4, 1):
+            torch.set_num_threads(threads)
             assert threads_made(values, None) == threads - 1
+    finally:
+        torch.set_num_threads(before)
 
 
 @needs_openmp

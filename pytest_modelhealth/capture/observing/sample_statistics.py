@@ -72,19 +72,22 @@ def sample_deviations(
         if tensor.numel() < 2 * samples or tensor.is_meta or not _is_strided(tensor):
             continue
         with unseen():
-            # at evenly spread places, where there are many; their spacing is odd, so that it does
-            # not fall in step with rows of an even length
-            values, step = tensor.detach(), tensor.numel() // samples // _MOST
-            if step > 1 and values.is_contiguous():
-                values = values.view(samples, -1)[:, :: step | 1]
-            between = values.var(dim=0, correction=0).mean()
+            # at evenly spread places, where there are many, of some neighbours each, which are in
+            # memory together; their spacing is odd, so that it does not fall in step with rows of
+            # an even length
+            values, step = tensor.detach(), tensor.numel() // samples // _MOST * _NEIGHBOURS | 1
+            if step > 2 * _NEIGHBOURS and values.is_contiguous():
+                values = values.view(samples, -1).unfold(1, _NEIGHBOURS, step)
+            # torch's `var` takes five times as long; of equal samples this is exactly zero
+            apart = values.to(torch.promote_types(values.dtype, torch.float32)) - values[:1]
+            between = apart.sub_(apart.mean(dim=0)).square_().mean()
         try:
             yield Deviation(ledger.add(between), whole)
         except UnsupportedTensorError:
             continue
 
 
-_MOST = 1 << 15
+_MOST, _NEIGHBOURS = 1 << 15, 16
 """Values of a sample, of which the variance between samples is taken: its mean is known to 1 %."""
 
 

@@ -1,4 +1,4 @@
-"""The compiled part: loads ``fused.c`` as built for this CPU and calls it through ctypes.
+"""The compiled part: makes a function of Python of ``fused.c``, as it is built for this CPU.
 
 ``hatch_build.py`` compiles it when the package is built. A large tensor is read by as many of
 torch's own threads as torch uses for its operations, without the GIL. Why C, and what it costs:
@@ -13,7 +13,7 @@ import math
 import os
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -47,7 +47,7 @@ PLACE = (1 << REMARKS_FROM_BIT) - 1
 NOT_ALL_FINITE = 1
 COMPARED_SAMPLES = 2
 EQUAL_SAMPLES = 4
-NOT_READ, _NO_ROOM, _TO_SHARE = -1, -2, -3
+NOT_READ, _NO_ROOM = -1, -2
 
 EXACT_HISTOGRAM = 1 << 14
 """A tensor of up to this many elements has all of them in its histogram. Counting bins takes three
@@ -66,8 +66,6 @@ give other last bits."""
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 _NO_UNITS = -(1 << 31)
-_AT_ONCE = 64  # jobs that are planned before they are done: memory that stays in the cache
-_MOST_DIMS = 16
 PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _DESCRIPTION = struct.Struct("=QiiiBBHQQQ")  # DLTensor of DLPack 1
 _FORMATS = {
@@ -105,17 +103,6 @@ def _torchs_description() -> int:
     return ctypes.c_void_p.from_address(address + 5 * 8).value or 0
 
 
-class _Job(ctypes.Structure):
-    """How to read one tensor, as `Job` of ``fused.c``: what is of interest here, and its size."""
-
-    _fields_ = (
-        ("data", ctypes.c_int64),
-        ("counts", ctypes.c_int64 * 8),
-        ("room", ctypes.c_int64),
-        ("others", ctypes.c_int64 * (3 + 3 * _MOST_DIMS)),
-    )
-
-
 class _Reader(ctypes.Structure):
     """What is the same for all tensors that one thread reads, as `Reader` of ``fused.c``."""
 
@@ -129,7 +116,35 @@ class _Reader(ctypes.Structure):
         ("least_sampled", ctypes.c_int64),
         ("most_skipped", ctypes.c_int64),
         ("part", ctypes.c_int64),
-        ("job", _Job),
+        ("threads", ctypes.c_int64),
+        ("process", ctypes.c_int64),
+        ("room", ctypes.c_int64),
+    )
+
+
+class _Method(ctypes.Structure):
+    """A function in C as Python's `PyMethodDef` has it, which says the same in all versions."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("documentation", ctypes.c_char_p),
+    )
+
+
+_METH_FASTCALL = 0x80
+
+
+class _Python(ctypes.Structure):
+    """What the kernel calls of Python, as `modelhealth_python` of ``fused.c``."""
+
+    _fields_ = (
+        ("PyLong_AsLongLong", ctypes.c_void_p),
+        ("PyLong_FromLongLong", ctypes.c_void_p),
+        ("PyErr_Occurred", ctypes.c_void_p),
+        ("PyEval_SaveThread", ctypes.c_void_p),
+        ("PyEval_RestoreThread", ctypes.c_void_p),
     )
 
 
@@ -181,15 +196,18 @@ class Results:
 
     def __init__(self, words: int = _PAGE_WORDS, threads: int | None = None) -> None:
         self._pages: list[_Page] = []
-        self._library, self._threads = library(), threads
-        self._read_one: Callable[..., int] = self._library.modelhealth_read
         self._reader = reader = _Reader()
         reader.describe = _torchs_description()
         self._asks_torch = bool(reader.describe)
         reader.exact, reader.part = EXACT_HISTOGRAM, PART
         reader.least_sampled, reader.most_skipped = LEAST_SAMPLED, MOST_SKIPPED
-        self._address = ctypes.addressof(reader)
-        self._jobs = np.empty(_AT_ONCE * ctypes.sizeof(_Job), dtype=np.uint8)
+        reader.process = process = os.getpid()
+        torch.get_num_threads()  # has the runtime of this thread have as many as torch is set to
+        reader.threads = 1 if _is_forked(process) else threads or 0
+        self._method = library().method  # which the function leads to
+        make = ctypes.pythonapi.PyCFunction_NewEx
+        make.restype, make.argtypes = ctypes.py_object, [_POINTER, ctypes.py_object, _POINTER]
+        self._read_one = make(ctypes.addressof(self._method), ctypes.addressof(reader), None)
         self._add_page(words)
 
     def read(self, tensor: Tensor, unit_dim: int | None, samples: int = 0) -> int:
@@ -205,61 +223,27 @@ class Results:
             `NOT_ALL_FINITE`, `COMPARED_SAMPLES` and `EQUAL_SAMPLES`, those that are true added up;
             `NOT_READ` where the tensor is not read as it lies in memory.
         """
-        dim = _NO_UNITS if unit_dim is None else unit_dim
-        address = id(tensor)
+        given: Tensor | int = tensor
         if not self._asks_torch:
             described = _described(tensor)
             if described is None:
                 return NOT_READ
-            address = described.ctypes.data
+            given = described.ctypes.data
         try:
-            done = self._read_one(self._address, address, dim, samples)
+            done: int = self._read_one(given, _NO_UNITS if unit_dim is None else unit_dim, samples)
         except Exception:  # noqa: BLE001 - torch's, of any class: it has no description
-            self._ask_no_more()
+            # from here on they are described here: that torch cannot takes it a millisecond to say
+            self._asks_torch, self._reader.describe = False, None
             return NOT_READ
-        if done >= NOT_READ:
+        if done != _NO_ROOM:
             return done
-        room = self._reader.job.room
-        if done == _NO_ROOM:
-            self._add_page(room)
-            return self.read(tensor, unit_dim, samples)
-        job = self._address + _Reader.job.offset
-        return int(self._reduce(job, 1, room)[0])
+        self._add_page(self._reader.room)
+        return self.read(tensor, unit_dim, samples)
 
     def read_many(self, tensors: Sequence[Tensor]) -> npt.NDArray[np.int64]:
-        """Read tensors without units, many in one call; return what `read` does, of each."""
-        found = np.full(len(tensors), NOT_READ)
-        for start in range(0, len(tensors), _AT_ONCE):
-            some = tensors[start : start + _AT_ONCE]
-            found[start : start + _AT_ONCE] = self._read_some(some)
-        return found
-
-    def _read_some(self, tensors: Sequence[Tensor]) -> npt.NDArray[np.int64] | list[int]:
-        if self._asks_torch:
-            addresses = [*map(id, tensors)]
-            if not PLAIN_TYPES.issuperset(map(type, tensors)) or any(map(Tensor.is_neg, tensors)):
-                addresses = [id(tensor) if is_plain(tensor) else 0 for tensor in tensors]
-            plain = np.array(addresses, dtype=np.int64)
-            jobs, where = self._jobs.ctypes.data, plain.ctypes.data
-            try:
-                room = self._library.modelhealth_plan(self._address, where, len(tensors), jobs)
-                return self._reduce(jobs, len(tensors), room)
-            except Exception:  # noqa: BLE001 - as in `read`
-                self._ask_no_more()
-        return [self.read(t, None) if is_plain(t) else NOT_READ for t in tensors]
-
-    def _ask_no_more(self) -> None:
-        """Describe tensors here: that torch cannot takes it a millisecond to say."""
-        self._asks_torch, self._reader.describe = False, None
-
-    def _reduce(self, jobs: int, count: int, room: int) -> npt.NDArray[np.int64]:
-        """Reduce what was planned, while other threads run."""
-        if self._reader.used + room > self._reader.words:
-            self._add_page(room)
-        found = np.empty(count, dtype=np.int64)
-        threads = 1 if _is_forked(os.getpid()) else self._threads or torch.get_num_threads()
-        self._library.modelhealth_reduce(self._address, jobs, count, found.ctypes.data, threads)
-        return found
+        """Read tensors without units; return what `read` does, of each."""
+        found = [self.read(t, None) if is_plain(t) else NOT_READ for t in tensors]
+        return np.array(found, dtype=np.int64)
 
     def _add_page(self, room: int) -> None:
         words = max(room, _PAGE_WORDS) if self._pages else room
@@ -408,7 +392,7 @@ def load(path: Path) -> Any:
     others, and a wrong one crashes the interpreter.
     """
     try:
-        loaded = ctypes.CDLL(str(path))
+        loaded: Any = ctypes.CDLL(str(path))
     except OSError:
         return None
     loaded.modelhealth_source.restype = ctypes.c_char_p
@@ -417,15 +401,18 @@ def load(path: Path) -> Any:
     # as `hatch_build.py` compiles it in
     if loaded.modelhealth_source().decode() != hashlib.sha256(text).hexdigest()[:16]:
         return None
-    # what asks torch of tensors keeps the GIL. Numbers are given as pointers, which ctypes makes of
-    # an int at a third of the time
-    word, asks = ctypes.c_void_p, ctypes.PyDLL(str(path))
-    for name in ("modelhealth_read", "modelhealth_plan"):
-        function = getattr(asks, name)
-        function.restype, function.argtypes = ctypes.c_int64, [word] * 4
-        setattr(loaded, name, function)
-    loaded.modelhealth_reduce.restype, loaded.modelhealth_reduce.argtypes = None, [word] * 5
+    python = _Python.in_dll(loaded, "modelhealth_python")
+    for name, _ in _Python._fields_:
+        setattr(python, name, _address(getattr(ctypes.pythonapi, name)))
+    loaded.method = _Method(b"read", _address(loaded.modelhealth_read), _METH_FASTCALL, None)
     return loaded
+
+
+_POINTER = ctypes.c_void_p
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, _POINTER).value or 0
 
 
 def _described(tensor: Tensor) -> npt.NDArray[np.int64] | None:

@@ -289,7 +289,8 @@ typedef struct {
     int (*describe)(void *, Description *); /* NULL: a description is what is given */
     int64_t *page, words, used, first_place;
     int64_t exact, least_sampled, most_skipped, part;
-    Job job; /* the last one */
+    int64_t threads, process; /* that read a large tensor, 0 for as many as torch uses; in which */
+    int64_t room;             /* that the last result needed, in words, at most */
 } Reader;
 
 /* A result, in words of 8 bytes; as `native._RESULT` unpacks it. After it come the units' least
@@ -307,11 +308,14 @@ enum { NOT_ALL_FINITE = 1, COMPARED_SAMPLES = 2, EQUAL_SAMPLES = 4, OUT_OF_RANGE
 enum { REMARKS_FROM_BIT = 56 };
 
 #ifdef __linux__
+#include <unistd.h>
+
 /* The OpenMP runtime that torch brought into the process: its threads are there, and spin for a while
  * after torch's own work, so that threads of our own would only take their cores. */
 #define WEAK __attribute__((weak)) /* NULL where there is none */
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) WEAK;
-extern int omp_get_thread_num(void) WEAK, omp_get_num_threads(void) WEAK, omp_in_parallel(void) WEAK;
+extern int omp_get_thread_num(void) WEAK, omp_get_num_threads(void) WEAK, omp_in_parallel(void) WEAK,
+    omp_get_max_threads(void) WEAK;
 
 typedef struct {
     void (*work)(const Reading *, int64_t, int64_t);
@@ -326,9 +330,13 @@ static void in_team(void *shared) {
     team->work(team->reading, thread, threads);
 }
 
-static bool can_share(void) {
-    return GOMP_parallel && omp_get_thread_num && omp_get_num_threads && omp_in_parallel &&
-           !omp_in_parallel();
+/* How many threads may read a tensor. In a forked process it is one, as the runtime would wait forever
+ * for threads that stayed with the parent. */
+static int64_t count_available(const Reader *reader) {
+    bool is_there = GOMP_parallel && omp_get_thread_num && omp_get_num_threads && omp_in_parallel &&
+                    omp_get_max_threads;
+    if (!is_there || omp_in_parallel() || getpid() != reader->process) return 1;
+    return reader->threads ? reader->threads : omp_get_max_threads();
 }
 
 /* Call `work` in up to `threads` threads, each with its number and how many there are; return that. */
@@ -340,7 +348,10 @@ static int64_t share_out(void (*work)(const Reading *, int64_t, int64_t), const 
     return team.threads;
 }
 #else
-static bool can_share(void) { return false; }
+static int64_t count_available(const Reader *reader) {
+    (void)reader;
+    return 1;
+}
 
 static int64_t share_out(void (*work)(const Reading *, int64_t, int64_t), const Reading *reading,
                          int64_t threads) {
@@ -402,10 +413,12 @@ static void find_alive(const double *low, const double *high, int64_t units, dou
     }
 }
 
+static bool is_large(const Job *job) { return job->count >= 2 * job->part; }
+
 /* How many threads read a tensor: one where the extremes of its cells are much of the work. */
-static int64_t count_threads(const Job *job, int64_t threads) {
-    bool is_worth_it = job->count >= 2 * job->part && job->cells <= job->count / 8;
-    return is_worth_it && can_share() ? threads : 1;
+static int64_t count_threads(const Reader *reader, const Job *job) {
+    bool is_worth_it = is_large(job) && job->cells <= job->count / 8;
+    return is_worth_it ? count_available(reader) : 1;
 }
 
 /* Count for each row what all threads have, of all exponents or of those that they have. */
@@ -479,14 +492,13 @@ static bool is_out_of_range(const Summary *summary) {
     return summary->finite && abs_max && !(0x1p-450 < abs_max && abs_max < 0x1p500);
 }
 
-static void reduce_job(const Job *job, int64_t threads, Result *result) {
-    int64_t room = whole(job->units, 8), counted = 0;
+static void reduce_job(const Reader *reader, const Job *job, Result *result) {
+    int64_t room = whole(job->units, 8), counted = 0, threads = count_threads(reader, job);
     double *low = (double *)result + RESULT_WORDS, *high = low + room;
     uint8_t *alive = (uint8_t *)(high + room);
     int64_t *kept = (int64_t *)(alive + whole(job->units, 64));
     Summary found;
     Histogram histogram;
-    threads = count_threads(job, threads);
     bool is_apart = false;
     enum Outcome outcome = read_tensor(job, job->one_in, false, threads, &found, &histogram, low, high);
     if (outcome == SPOILT) {
@@ -638,12 +650,12 @@ static bool plan(const Reader *reader, const Description *tensor, int64_t unit_d
     return true;
 }
 
-enum { NOT_READ = -1, NO_ROOM = -2, TO_SHARE = -3 };
+enum { NOT_READ = -1, NO_ROOM = -2 };
 
 /* Write the result of a job to the page; return its place and remarks, or `NOT_READ`. */
-static int64_t reduce(Reader *reader, const Job *job, int64_t threads) {
+static int64_t reduce(Reader *reader, const Job *job) {
     Result *result = (Result *)(reader->page + reader->used);
-    reduce_job(job, threads, result);
+    reduce_job(reader, job, result);
     if (result->remarks & OUT_OF_RANGE) return NOT_READ;
     int64_t place = reader->first_place + reader->used;
     reader->used += result->words;
@@ -659,42 +671,43 @@ static int64_t reduce(Reader *reader, const Job *job, int64_t threads) {
 /* A checksum of the sources, so that a test notices a library older than they are. */
 EXPORT const char *modelhealth_source(void) { return SOURCE; }
 
-/* Read one tensor, a PyObject or a description, with the GIL held.
- *
- * Returns where its result is, or why there is none: it is not read as it lies in memory, the page has
- * no room for it, or threads may share it: then the job is there for `modelhealth_reduce`. */
-EXPORT int64_t modelhealth_read(Reader *reader, void *tensor, int64_t unit_dim, int64_t samples) {
-    Description own, *described = tensor;
-    if (reader->describe) {
-        described = &own;
-        if (reader->describe(tensor, &own)) return NOT_READ; /* with an exception */
-    }
-    Job *job = &reader->job;
-    if (!plan(reader, described, unit_dim, samples, job)) return NOT_READ;
-    if (reader->used + job->room > reader->words) return NO_ROOM;
-    return job->count >= 2 * job->part ? TO_SHARE : reduce(reader, job, 1);
-}
+/* What is called of Python, by the names that it has there. `native` fills in where each is: linked to
+ * none, one library serves all versions. */
+EXPORT struct {
+    long long (*PyLong_AsLongLong)(void *);
+    void *(*PyLong_FromLongLong)(long long);
+    void *(*PyErr_Occurred)(void);
+    void *(*PyEval_SaveThread)(void);
+    void (*PyEval_RestoreThread)(void *);
+} modelhealth_python;
 
-/* Plan the jobs of tensors, with the GIL held; return the room that their results need, or `NOT_READ`
- * with an exception. A job of no elements stands for a tensor that is not read, as for a NULL. */
-EXPORT int64_t modelhealth_plan(const Reader *reader, void *const *tensors, int64_t count, Job *jobs) {
-    int64_t room = 0;
-    for (int64_t i = 0; i < count; i++) {
-        Description described;
-        jobs[i].count = 0;
-        if (!tensors[i]) continue;
-        if (reader->describe(tensors[i], &described)) return NOT_READ;
-        if (plan(reader, &described, NO_UNITS, 0, jobs + i)) room += jobs[i].room;
-        else jobs[i].count = 0;
-    }
-    return room;
-}
-
-/* Reduce what was planned, without the GIL; `found` takes what `modelhealth_read` returns.
+/* Read one tensor: a function of Python (METH_FASTCALL), which costs a fifth of a call through ctypes.
  *
- * threads: how many torch has for this thread, or 1. */
-EXPORT void modelhealth_reduce(Reader *reader, const Job *jobs, int64_t count, int64_t *found,
-                               int64_t threads) {
-    for (int64_t i = 0; i < count; i++)
-        found[i] = jobs[i].count ? reduce(reader, jobs + i, threads) : NOT_READ;
+ * Its `self` is the address of a reader. It takes the tensor, or the address of a description where the
+ * reader asks nobody for one, the dimension of units or `NO_UNITS`, and samples to compare or 0.
+ *
+ * Returns where the result is, or why there is none: the tensor is not read as it lies in memory, or the
+ * page has no room for it. A large one is read without the GIL. */
+EXPORT void *modelhealth_read(void *self, void *const *given, intptr_t count) {
+    Reader *reader = (Reader *)(intptr_t)modelhealth_python.PyLong_AsLongLong(self);
+    int64_t unit_dim = modelhealth_python.PyLong_AsLongLong(given[1]);
+    int64_t samples = modelhealth_python.PyLong_AsLongLong(given[2]), found = NOT_READ;
+    (void)count;
+    Description own, *described = &own;
+    if (!reader->describe)
+        described = (Description *)(intptr_t)modelhealth_python.PyLong_AsLongLong(given[0]);
+    else if (reader->describe(given[0], &own)) return NULL; /* with an exception */
+    if ((unit_dim == -1 || samples == -1) && modelhealth_python.PyErr_Occurred()) return NULL;
+    Job job;
+    if (plan(reader, described, unit_dim, samples, &job)) {
+        reader->room = job.room;
+        void *thread = NULL;
+        if (reader->used + job.room > reader->words) found = NO_ROOM;
+        else {
+            if (is_large(&job)) thread = modelhealth_python.PyEval_SaveThread();
+            found = reduce(reader, &job);
+            if (thread) modelhealth_python.PyEval_RestoreThread(thread);
+        }
+    }
+    return modelhealth_python.PyLong_FromLongLong(found);
 }
