@@ -291,14 +291,21 @@ class Hooks:
             if _is_among(tensor, frame.inputs):
                 layer.returned_input = True
             elif recorder.note_returned(layer, tensor.requires_grad):
-                self._hook_gradient(layer, tensor, dimension)
+                alone = layer.is_torchs_own and len(tensors) == 1
+                begin = call.begin if alone and call is not None else None
+                self._hook_gradient(layer, tensor, dimension, begin)
         if is_new and (layer.equal_samples is not False or not layer.name):
             recorder.compare_samples(layer, frame.inputs, returned, entries)
         if layer.replays:
             recorder.forget()
 
-    def _hook_gradient(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> None:
+    def _hook_gradient(
+        self, layer: Layer, tensor: Tensor, unit_dimension: int | None, begin: int | None
+    ) -> None:
         """Hook a tensor's gradient, and its base's where the tensor is a view.
+
+        Where one of torch's own layers returned nothing else, `begin` is the number of its first
+        node: a base that it made is that of this one view.
 
         Reading ``grad_fn`` first brings the graph of a view up to date: without it registering a
         hook on a view whose base was written to crashes the interpreter (pytorch#196459). A view
@@ -316,7 +323,8 @@ class Hooks:
         self._register(tensor, node, known, hook)
         base = tensor._base
         if base is not None and base.requires_grad and base.grad_fn is not None:
-            around = _BaseGradientHook(hook, tensor, base)
+            is_shared = begin is None or base.grad_fn._sequence_nr() < begin
+            around = _BaseGradientHook(hook, tensor, base, is_shared=is_shared)
             self._register(base, base.grad_fn, base._backward_hooks, around)
 
     def _register(
@@ -445,24 +453,25 @@ class _BaseGradientHook:
     """Recovers the gradient of a view that was written to, from the gradient of its base.
 
     The base's gradient comes after that of all its views, so a view that is silent by then was
-    written to or did not reach the loss; its version tells which.
+    written to or, where others share the base, did not reach the loss; its version tells which.
     """
 
     __slots__ = ("_base_shape", "_base_stride", "_geometry", "_hook", "_probe", "_version")
 
-    def __init__(self, hook: _GradientHook, view: Tensor, base: Tensor) -> None:
-        self._hook = hook
-        with _Unseen(), torch.no_grad():
+    def __init__(self, hook: _GradientHook, view: Tensor, base: Tensor, *, is_shared: bool) -> None:
+        self._hook, self._probe = hook, view.detach() if is_shared else None
+        if self._probe is not None:
             # it shares the version counter of the view, and no memory
-            self._probe = view.detach()
             self._probe.data = torch.empty(0, dtype=view.dtype, device=view.device)
-        self._version = version(view)
+            self._version = version(view)
         self._base_shape, self._base_stride = base.shape, base.stride()
         offset = view.storage_offset() - base.storage_offset()
         self._geometry = (view.shape, view.stride(), offset)
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is None or self._hook.fired or version(self._probe) == self._version:
+        if gradient is None or self._hook.fired:
+            return
+        if self._probe is not None and version(self._probe) == self._version:
             return
         if gradient.stride() != self._base_stride:
             gradient = torch.empty_strided(

@@ -382,12 +382,14 @@ class Recorder:
         It looks only where the statistics of both have counted that many zeros.
         """
         own, weights = self.own["parameter_gradients"], self.own["parameters"].entries
-        of_weights = {place: at for at, place in enumerate(self.own["parameters"].places())}
-        gradients = own.entries
-        for index, (place, zeros) in enumerate(zip(own.places(), gradients.zeros(), strict=True)):
+        gradients, of_weights = own.entries, dict[tuple[Layer, str], int]()
+        for index, zeros in enumerate(gradients.zeros()):
             if zeros == 0 or (zeros is None and gradients[index] is None):
                 continue
-            layer, name = place
+            place = layer, name = own.layers[index], own.names[index]
+            of_weights = of_weights or {
+                p: at for at, p in enumerate(self.own["parameters"].places())
+            }
             module: Any = layer.module
             parameter = module._parameters[name]
             # on another device it is not known yet

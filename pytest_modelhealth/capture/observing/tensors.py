@@ -31,6 +31,7 @@ def noted(errors: list[str], what: str = "") -> Iterator[None]:
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, range, slice)
 _OPAQUE = (nn.Module, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _SEQUENCES = (tuple, list, set, frozenset, deque)
+_USUAL_ATOMS = frozenset({bool, int, float, str, type(None)})  # told in less time
 
 
 def find_tensors(value: Any) -> list[Tensor]:
@@ -45,7 +46,9 @@ def find_tensors(value: Any) -> list[Tensor]:
         return [value]
     if kind is tuple and len(value) == 1 and type(value[0]) is Tensor:  # the arguments of a layer
         return [value[0]]
-    return list(_find(value, {}))
+    found: list[Tensor] = []
+    _find(value, {}, found)
+    return found
 
 
 _T = TypeVar("_T")
@@ -59,24 +62,20 @@ def is_a(value: object, kind: type[_T]) -> TypeGuard[_T]:
     return issubclass(type(value), kind)
 
 
-def _find(value: Any, memo: dict[int, Any]) -> Iterator[Tensor]:
+def _find(value: Any, memo: dict[int, Any], found: list[Tensor]) -> None:
     kind = type(value)
-    if issubclass(kind, _ATOMS) or id(value) in memo:
+    if kind in _USUAL_ATOMS or issubclass(kind, _ATOMS) or id(value) in memo:
         return
     memo[id(value)] = value  # the reference keeps the id from being used again
     if issubclass(kind, Tensor):
-        yield value
+        found.append(value)
         return
-    for part in _parts(value, kind):
-        yield from _find(part, memo)
-
-
-def _parts(value: Any, kind: type) -> list[Any]:
-    if issubclass(kind, Mapping) or issubclass(kind, _SEQUENCES):
-        return contents(value, kind)
-    if issubclass(kind, _OPAQUE):
-        return []
-    return list(attributes(value).values())
+    if issubclass(kind, _SEQUENCES) or issubclass(kind, Mapping):
+        parts = contents(value, kind)
+    else:
+        parts = [] if issubclass(kind, _OPAQUE) else [*attributes(value).values()]
+    for part in parts:
+        _find(part, memo, found)
 
 
 def contents(value: Any, kind: type) -> list[Any]:
