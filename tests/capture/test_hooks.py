@@ -45,6 +45,36 @@ def test_a_gradient_that_two_layers_share_is_read_once() -> None:
     assert layers[""].gradients is layers["1"].gradients
 
 
+def test_a_view_without_a_gradient_was_written_to_unless_another_shares_its_base() -> None:
+    """A linear layer's view that is written to has the gradient of its base; an unused one none.
+
+    What flattens a tensor returns a view of a base that the loss may be computed from all the same.
+    """
+
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.unused = nn.Linear(6, 6), nn.Flatten(0, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.lin(x)
+            made[:, 0].mul_(4.0)
+            again = made * 2.0
+            self.unused(again)
+            return again
+
+    batch = torch.ones(2, 3, 6)
+    seen, model = [], Views()
+    model.lin.register_forward_hook(lambda _, __, y: seen.append(y._base.register_hook(seen.append)))
+    layers = layers_of(model, batch)
+    gradients = layers["lin"].gradients
+    expected = next(one for one in seen if isinstance(one, Tensor))
+    assert gradients is not None
+    assert (gradients.min, gradients.max) == (expected.min(), expected.max()) == (2.0, 8.0)
+    assert layers["unused"].gradients is None
+    assert layers["unused"].status == "unused_in_loss"
+
+
 @pytest.mark.parametrize(("write", "factor"), [("mul_", 3.0), ("add_", 1.0)])
 def test_a_gradient_of_a_view_whose_base_is_written_to_is_two(write: str, factor: float) -> None:
     """The layer inside returned the view as it was before, the container as it is after.
