@@ -65,7 +65,9 @@ def test_a_view_without_a_gradient_was_written_to_unless_another_shares_its_base
 
     batch = torch.ones(2, 3, 6)
     seen, model = [], Views()
-    model.lin.register_forward_hook(lambda _, __, y: seen.append(y._base.register_hook(seen.append)))
+    model.lin.register_forward_hook(
+        lambda _, __, y: seen.append(y._base.register_hook(seen.append))
+    )
     layers = layers_of(model, batch)
     gradients = layers["lin"].gradients
     expected = next(one for one in seen if isinstance(one, Tensor))

@@ -291,8 +291,9 @@ class Hooks:
             if _is_among(tensor, frame.inputs):
                 layer.returned_input = True
             elif recorder.note_returned(layer, tensor.requires_grad):
-                alone = layer.is_torchs_own and len(tensors) == 1
-                begin = call.begin if alone and call is not None else None
+                # where nothing else is returned, a base that was made since has this one view
+                is_alone = layer.is_torchs_own and len(tensors) == 1
+                begin = call.begin if is_alone and call is not None else None
                 self._hook_gradient(layer, tensor, dimension, begin)
         if is_new and (layer.equal_samples is not False or not layer.name):
             recorder.compare_samples(layer, frame.inputs, returned, entries)
@@ -303,9 +304,6 @@ class Hooks:
         self, layer: Layer, tensor: Tensor, unit_dimension: int | None, begin: int | None
     ) -> None:
         """Hook a tensor's gradient, and its base's where the tensor is a view.
-
-        Where one of torch's own layers returned nothing else, `begin` is the number of its first
-        node: a base that it made is that of this one view.
 
         Reading ``grad_fn`` first brings the graph of a view up to date: without it registering a
         hook on a view whose base was written to crashes the interpreter (pytorch#196459). A view

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
@@ -91,11 +91,17 @@ class Layer:
         known = self.seen.get(role, [])
         return known if isinstance(known, list) else [known]
 
+    def statistics(self, role: str) -> TensorStatistics | None:
+        """Return the statistics of the tensors of its calls together, ``None`` of none."""
+        known = self.seen.get(role)
+        if isinstance(known, list):
+            return reduce(TensorStatistics.merge, [entry.statistics for entry in known])
+        return None if known is None else known.statistics
+
     def merge(self) -> None:
         """Merge what was found so far, which takes less memory."""
         for role in self.seen:
-            entries = self.entries(role)
-            if len(entries) > 1 and (merged := merged_entries(entries)):
+            if len(self.entries(role)) > 1 and (merged := self.statistics(role)):
                 self.seen[role] = [Entry.of(merged)]
 
     @property
@@ -112,14 +118,6 @@ class Layer:
 
 _MOST_ENTRIES = 256
 """A layer that is called more often has what was found in its calls merged meanwhile."""
-
-
-def merged_entries(entries: Iterable[Entry]) -> TensorStatistics | None:
-    """Return the statistics of all that was found, ``None`` where nothing was."""
-    merged: TensorStatistics | None = None
-    for entry in entries:
-        merged = entry.statistics if merged is None else merged.merge(entry.statistics)
-    return merged
 
 
 _NONE: Mapping[str, Any] = MappingProxyType({})

@@ -14,10 +14,11 @@ from torch import nn
 
 from pytest_modelhealth.capture.observing.flow.rows import line_of
 from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
-from pytest_modelhealth.capture.observing.layer import Layer, Own, merged_entries
+from pytest_modelhealth.capture.observing.layer import Layer, Own
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.layers import ATTENTION, has_forward
 from pytest_modelhealth.report import Definition, LayerRecord, LayerRecords, Option, Status
+from pytest_modelhealth.report.observation import ROLES
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import Entry
 
@@ -58,53 +59,47 @@ def layer_records(
     by_name = {layer.name: layer for layer in in_order}
     reasons = _reasons_why_not_called(recorder, in_order, functions)
     defined: dict[type, tuple[Definition, ...]] = {}
-    own: dict[tuple[Layer, str], dict[str, Entry]] = {}
+    own: dict[str, dict[Layer, dict[str, Entry]]] = {}  # by role
 
     def make(name: str) -> LayerRecord:
         layer = by_name[name]
         if layer.holds and not own:  # for the first of them, of all
             for role, found in recorder.own.items():
-                for (holder, parameter), entry in zip(found.places(), found.entries, strict=True):
+                held = own[role] = {}
+                for holder, parameter, entry in zip(*found, strict=True):
                     if entry is not None:
-                        own.setdefault((holder, role), {})[parameter] = entry
+                        held.setdefault(holder, {})[parameter] = entry
         kind, became = layer.kind, reasons.get(layer) or _status(layer, backward)
         if kind is not None and kind not in defined:
             defined[kind] = definitions(kind)
-        statistics: dict[str, Any] = {}
-        for role in ("parameters", "parameter_gradients", "buffers"):
-            held = own.get((layer, role)) if layer.holds else None
-            statistics[role] = {n: e.statistics for n, e in held.items()} if held else {}
-        return _record(layer, became, () if kind is None else defined[kind], statistics)
+        values: dict[str, Any] = {role: layer.statistics(role) for role in _OF_CALLS}
+        for role in _OF_ITS_OWN:
+            entries = own[role].get(layer) if layer.holds and role in own else None
+            values[role] = {n: e.statistics for n, e in entries.items()} if entries else {}
+        values["definitions"] = () if kind is None else defined[kind]
+        return _record(layer, became, values)
 
     return LayerRecords(by_name, make)
 
 
-def _record(
-    layer: Layer,
-    became: tuple[Status, str],
-    places: tuple[Definition, ...],
-    statistics: dict[str, Any],
-) -> LayerRecord:
-    for role in ("inputs", "activations", "gradients"):
-        statistics[role] = merged_entries(layer.entries(role))
+def _record(layer: Layer, became: tuple[Status, str], seen: dict[str, Any]) -> LayerRecord:
     record = object.__new__(LayerRecord)
     # the constructor of a frozen data class sets field by field, at half of all the cost
     values = vars(record)
     values.update(zip(_AS_THEY_ARE, _as_they_are(layer), strict=True))
     values.update(
-        statistics,
+        seen,
         status=became[0],
         reason=became[1],
         unreached=frozenset(layer.unreached),
         read_in_vain=frozenset([name for name, is_read in layer.unreached.items() if is_read]),
-        nonfinite_calls=_nonfinite_calls(layer, statistics),
+        nonfinite_calls=_nonfinite_calls(layer, seen),
         watched=layer.roles,
         source=layer.source or line_of(layer.place),
         options=dict(layer.options) | (_scores(layer) if layer.functional else {}),
         tied=dict(layer.tied) if layer.tied else {},  # most have none
         zero_slices=dict(layer.zero_slices) if layer.zero_slices else {},
         placements=dict(layer.placements) if layer.placements else {},
-        definitions=places,
         largest={},
         nonfinite={},
         ill_ranks={},
@@ -112,6 +107,7 @@ def _record(
     return record
 
 
+_OF_CALLS, _OF_ITS_OWN = ROLES[:3], ROLES[3:]
 _OWN = {"options", "placements", "source", "tied", "unreached", "zero_slices"}
 _AS_THEY_ARE = [*({f.name for f in fields(Layer)} & {f.name for f in fields(LayerRecord)} - _OWN)]
 """What is known of a layer under the same name while it runs and after."""
@@ -124,8 +120,9 @@ def _nonfinite_calls(layer: Layer, merged: Mapping[str, Any]) -> dict[str, int]:
     What was merged, or differs in number from call to call, does not tell.
     """
     first = {}
-    roles = [r for r in ("inputs", "activations") if merged[r] and merged[r].nonfinite_count]
-    for role in roles:
+    for role in ("inputs", "activations"):
+        if merged[role] is None or not merged[role].nonfinite_count:
+            continue
         entries = layer.entries(role)
         per_call, rest = divmod(len(entries), max(layer.calls, 1))
         for index, entry in enumerate(entries if per_call and not rest else ()):

@@ -72,9 +72,8 @@ def sample_deviations(
         if tensor.numel() < 2 * samples or tensor.is_meta or not _is_strided(tensor):
             continue
         with unseen():
-            # at evenly spread places, where there are many, of some neighbours each, which are in
-            # memory together; their spacing is odd, so that it does not fall in step with rows of
-            # an even length
+            # at evenly spread places, where there are many, some neighbours; the spacing is odd, so
+            # that it does not fall in step with rows of an even length
             values, step = tensor.detach(), tensor.numel() // samples // _MOST * _NEIGHBOURS | 1
             if step > 2 * _NEIGHBOURS and values.is_contiguous():
                 values = values.view(samples, -1).unfold(1, _NEIGHBOURS, step)

@@ -28,10 +28,9 @@ def noted(errors: list[str], what: str = "") -> Iterator[None]:
         errors.append(f"{what}{type(error).__name__}: {error}")
 
 
-_ATOMS = (str, bytes, int, float, complex, bool, type(None), type, range, slice)
+_ATOMS = (type(None), bool, int, float, str, bytes, complex, type, range, slice)
 _OPAQUE = (nn.Module, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _SEQUENCES = (tuple, list, set, frozenset, deque)
-_USUAL_ATOMS = frozenset({bool, int, float, str, type(None)})  # told in less time
 
 
 def find_tensors(value: Any) -> list[Tensor]:
@@ -46,9 +45,7 @@ def find_tensors(value: Any) -> list[Tensor]:
         return [value]
     if kind is tuple and len(value) == 1 and type(value[0]) is Tensor:  # the arguments of a layer
         return [value[0]]
-    found: list[Tensor] = []
-    _find(value, {}, found)
-    return found
+    return _find(value, {}, [])
 
 
 _T = TypeVar("_T")
@@ -62,20 +59,21 @@ def is_a(value: object, kind: type[_T]) -> TypeGuard[_T]:
     return issubclass(type(value), kind)
 
 
-def _find(value: Any, memo: dict[int, Any], found: list[Tensor]) -> None:
+def _find(value: Any, memo: dict[int, Any], found: list[Tensor]) -> list[Tensor]:
     kind = type(value)
-    if kind in _USUAL_ATOMS or issubclass(kind, _ATOMS) or id(value) in memo:
-        return
+    if issubclass(kind, _ATOMS) or id(value) in memo:
+        return found
     memo[id(value)] = value  # the reference keeps the id from being used again
     if issubclass(kind, Tensor):
         found.append(value)
-        return
+        return found
     if issubclass(kind, _SEQUENCES) or issubclass(kind, Mapping):
         parts = contents(value, kind)
     else:
         parts = [] if issubclass(kind, _OPAQUE) else [*attributes(value).values()]
     for part in parts:
         _find(part, memo, found)
+    return found
 
 
 def contents(value: Any, kind: type) -> list[Any]:
@@ -318,9 +316,6 @@ class TensorStore:
         read = self._file.readinto(_bytes(tensor))  # type: ignore[attr-defined]
         assert read == tensor.nbytes
         return tensor
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def __enter__(self) -> Self:
         return self
