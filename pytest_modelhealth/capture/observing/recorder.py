@@ -387,9 +387,8 @@ class Recorder:
             if zeros == 0 or (zeros is None and gradients[index] is None):
                 continue
             place = layer, name = own.layers[index], own.names[index]
-            of_weights = of_weights or {
-                p: at for at, p in enumerate(self.own["parameters"].places())
-            }
+            if not of_weights:
+                of_weights = {p: at for at, p in enumerate(self.own["parameters"].places())}
             module: Any = layer.module
             parameter = module._parameters[name]
             # on another device it is not known yet
