@@ -209,9 +209,7 @@ def _compare_inspections(before: Data, now: Data) -> Told:
         return [*verdict, Change("model", "another model", (place,))], "", ()
     names = pair.alignment.to_candidate
     statistics, cause, remarks = (
-        moved(found, (before["samples"] or 0, now["samples"] or 0))
-        if before["of"] == now["of"] == "batch"
-        else ([], "", [])
+        moved(found) if before["of"] == now["of"] == "batch" else ([], "", [])
     )
     changes = [
         *verdict,

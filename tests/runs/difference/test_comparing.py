@@ -181,6 +181,23 @@ def test_what_changed_is_told_where_it_is(case: str) -> None:
         assert places is None or list(changes[what].places) == places
 
 
+@pytest.mark.parametrize(
+    ("layer_at", "tensor_at", "words"),
+    [(0, 0, "the batches differ"), (1, 2, "fc1.weight and 1 more: other values, as by another")],
+)
+def test_of_another_batch_or_seed_no_number_is_compared(
+    layer_at: int, tensor_at: int, words: str
+) -> None:
+    """One line says so, in place of all that follows from it."""
+    now = moved(mean=3.0)
+    for one in now["layers"][layer_at:] if layer_at else now["layers"][:1]:
+        one["tensors"][tensor_at].update(mean=7.0, max=9.0)
+    (test,) = between(PLAIN, now).tests
+    assert not test.changes
+    (remark,) = test.remarks
+    assert remark.startswith(words)
+
+
 @pytest.mark.parametrize("role", ["inputs", "parameters"])
 def test_what_was_not_watched_is_not_taken_for_equal(role: str) -> None:
     """Without the batch, or without weights, nobody knows whether the same was computed."""
