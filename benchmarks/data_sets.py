@@ -23,7 +23,7 @@ from benchmarks.steps import STEPS, Step
 from benchmarks.timing import header, load, machine, row, time_in_turns
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.data_sets.extremes import Extremes
+from pytest_modelhealth.data_sets import running
 
 USUAL = ("example CNN", "example GPT", "BERT-like", "ResNet-50")
 RUNS = ("bare steps again", "inspections", "merged", "run_batches")
@@ -33,7 +33,7 @@ CLASSES = 10
 @contextmanager
 def without_places() -> Iterator[None]:
     """Have `run_batches` look for no place."""
-    with patch.object(Extremes, "see", lambda *_: None):
+    with patch.object(running, "with_places", lambda seen: seen):
         yield
 
 

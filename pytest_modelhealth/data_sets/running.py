@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,13 +14,10 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
-from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import in_mode
-from pytest_modelhealth.capture.step.batch import Inputs, batch_size
-from pytest_modelhealth.data_sets.extremes import Extremes
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.progress import track
-from pytest_modelhealth.report import Observation, Part
+from pytest_modelhealth.report import Extreme, Observation, Part
 
 
 def require_batches(batches: object, method: str, most: int | None = None) -> None:
@@ -117,7 +115,6 @@ def run_over(
         InspectionError: there was none, or one is not as it must be.
         Exception: whatever loader, model or loss raise, untouched.
     """
-    extremes = Extremes()
     merged: Observation | None = None
     index = -1
     with in_mode(model, training), opened(batches) as iterator:
@@ -126,13 +123,9 @@ def run_over(
         ):
             with noted(f"batch {index}", "run_batches"):
                 inputs, target = pair(batch, f"batch {index}", _LOSS) if has_loss else (batch, None)
-                arguments = Inputs.of(inputs)
-                given = find_tensors((arguments.args, arguments.kwargs))
-                extremes.begin(index, batch_size([*given, *find_tensors(target)]))
                 asked = request(inputs, target)
                 probing = probes(asked) if index == 0 else None
-                seen = observe(asked, (extremes,))
-                extremes.end()
+                seen = with_places(observe(asked, ()))
                 seen = seen if probing is None else probing.after(seen)
             merged = seen if merged is None else merged.merge(seen)
     if merged is None:
@@ -141,7 +134,29 @@ def run_over(
             "loader with drop_last of fewer samples than a batch; or max_batches=0"
         )
     part = _part(batches, index + 1) if index + 1 == max_batches else None
-    return replace(extremes.after(merged), part=part)
+    return replace(merged, part=part)
+
+
+def with_places(seen: Observation) -> Observation:
+    """Return what was seen of a batch, with where the largest values and the first NaN stood.
+
+    It is the first batch of those it is merged with, so all places are in batch 0.
+    """
+    layers = {}
+    for name, record in seen.layers.items():
+        largest, nonfinite = {}, {}
+        for role in ("activations", "gradients", *["inputs"] * (not name)):
+            found = record.statistics(role)
+            if found is not None and found.abs_max > 0.0:
+                value = found.max if found.max >= -found.min else found.min
+                largest[role] = Extreme(value, 0)
+            if found is not None and found.nan_count + found.positive_inf_count:
+                index = found.first_nonfinite
+                sample = index[0] if index and found.shape[:1] == (seen.samples,) else None
+                value = math.nan if found.nan_count else math.inf
+                nonfinite[role] = Extreme(value, 0, sample, index)
+        layers[name] = replace(record, largest=largest, nonfinite=nonfinite)
+    return replace(seen, layers=layers)
 
 
 def _part(batches: Any, seen: int) -> Part | None:

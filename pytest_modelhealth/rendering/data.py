@@ -88,7 +88,7 @@ _TAKEN = ("dtype", "device", *STATISTICS, "histogram_sampled")
 COLUMNS = (
     "format_version", "layer", "type", "status", "reason", "activation", "calls", "role", "tensor",
     "shape", *_TAKEN, "first_nonfinite", "units", "unit_observations", "frozen",
-    "largest_in_batch", "largest_in_sample",
+    "largest_in_batch",
 )  # fmt: skip
 
 
@@ -119,7 +119,6 @@ def to_csv(report: HealthReport) -> str:
                 row["unit_observations"] = units and units.observations
                 row["frozen"] = name in record.frozen if role == "parameters" else None
                 row["largest_in_batch"] = largest and largest.batch
-                row["largest_in_sample"] = largest and largest.sample
                 rows.append(row)
         writer.writerows(rows or [own])
     return text.getvalue()
