@@ -22,16 +22,6 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.wings import wing
 
 _OWN_LOSS = ("labels", "label", "targets", "target", "return_loss")
-_ALONE = '''"""Is {path} healthy? pytest --modelhealth-explain says what is checked."""
-
-from pytest_modelhealth import modelhealth_suite
-
-from {module} import {path}
-
-# a small model of its config, and a batch of its sizes; a function of yours may take its place;
-# strict: warnings fail, and what is meant so is waived with a reason (modelhealth_waive)
-Test{path} = modelhealth_suite({path}, strict=True)
-'''
 _HEAD = '''"""Is {path} healthy? pytest --modelhealth-explain says what is checked."""
 
 import torch
@@ -76,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = _suite(thing, thing, module, path)
     else:
         thing = wing("plugin.suite.making:named")(f"{module}{colon}{path}", Path.cwd())
-        text = _template(thing, module, path)
+        text = _suite(thing, _model_class(thing, arguments.model), module, path)
     file: Path | None = arguments.output
     if file is None:
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path.rpartition(".")[2]).lower()
@@ -86,14 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
     fill_in = f"fill in: {file}:{line} ({todo})\n" if todo in text else ""
     print(f"written: {file}\n{fill_in}run:     python -m pytest {file}")  # noqa: T201
     return 0
-
-
-def _template(thing: Any, module: str, path: str) -> str:
-    """Return the text of the test file of what was imported."""
-    is_pretrained = wing("plugin.suite.transformers_models:is_pretrained")
-    if is_pretrained(thing) and path.isidentifier():
-        return _ALONE.format(path=path, module=module)
-    return _suite(thing, _model_class(thing, f"{module}:{path}"), module, path)
 
 
 def _suite(thing: Any, model_class: Any, module: str, path: str) -> str:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
-from pytest_modelhealth import InspectionError, modelhealth_suite
-from pytest_modelhealth.plugin.suite.making import made_by
 from pytest_modelhealth.plugin.suite.suite import TESTS
 
 FILE = """
@@ -319,49 +316,3 @@ def test_names_that_are_no_factory(pytester: pytest.Pytester) -> None:
     )
     nameless = pytester.runpytest("--modelhealth-model=models.nets")
     nameless.stdout.fnmatch_lines(["*name a module and what in it makes the model*"])
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "BertForTokenClassification", "BertForQuestionAnswering", "LlamaForCausalLM",
-        "T5ForConditionalGeneration", "BartForSequenceClassification", "CLIPModel",
-        "ResNetForImageClassification", "SegformerForSemanticSegmentation",
-    ],
-)  # fmt: skip
-def test_models_of_transformers_compute_their_own_loss(name: str) -> None:
-    """A small one is made of a class, and its batch has labels as its head takes them."""
-    import transformers
-
-    suite = modelhealth_suite(getattr(transformers, name))
-    made, other = (made_by(suite(), name, seed) for seed in (0, 1))
-    assert made.model(**made.inputs).loss.isfinite()
-    assert sum(p.numel() for p in made.model.parameters()) < 4_000_000
-    first = next(iter(made.inputs))
-    assert not torch.equal(made.inputs[first], other.inputs[first])
-
-
-def test_other_models_of_transformers_are_refused() -> None:
-    """With the reason, and the function to write."""
-    import transformers
-
-    for name, why in (
-        ("WhisperForConditionalGeneration", "takes neither input_ids nor pixel_values"),
-        ("BertForMultipleChoice", "what labels BertForMultipleChoice takes is not known here"),
-    ):
-        suite = modelhealth_suite(getattr(transformers, name))
-        with pytest.raises(InspectionError, match=why) as caught:
-            made_by(suite(), name, 0)
-        assert f"    def make():\n        model = {name}(config=...)\n" in str(caught.value)
-
-
-def test_a_class_of_transformers_is_tested_without_a_file(pytester: pytest.Pytester) -> None:
-    """By its name alone; and a make() of a file may return such a model alone."""
-    only = (*QUICK[:2], "-k", "evaluation or deterministic")
-    body = """def make(self):
-    from transformers import BertConfig, BertModel
-    return BertModel(BertConfig(vocab_size=99, hidden_size=24, num_hidden_layers=2))
-"""
-    _suite(pytester, body, *only[2:]).assert_outcomes(passed=2, deselected=11)
-    named = pytester.runpytest("--modelhealth-model=transformers:BertForMaskedLM", *only)
-    named.assert_outcomes(passed=2, deselected=11)

@@ -17,7 +17,6 @@ from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.plugin.options import session_settings
 from pytest_modelhealth.plugin.suite.making import model_alone, named
 from pytest_modelhealth.plugin.suite.suite import ATTRIBUTES, ModelHealthSuite, modelhealth_suite
-from pytest_modelhealth.plugin.suite.transformers_models import is_pretrained
 
 if TYPE_CHECKING:
     from pytest_modelhealth.settings import Settings
@@ -131,7 +130,7 @@ def suite_named(name: str, folder: Path) -> type[ModelHealthSuite]:
             f"{attribute} is a model itself, of class {type(found).__name__}, and a suite needs "
             f"what makes one anew: {_WRITE}"
         )
-    if isinstance(found, type) and issubclass(found, nn.Module) and not is_pretrained(found):
+    if isinstance(found, type) and issubclass(found, nn.Module):
         raise SettingsError(model_alone(f"the class {attribute}", found))
     if not callable(found):
         raise SettingsError(f"{attribute} is a {type(found).__name__} and makes no model: {_WRITE}")

@@ -21,7 +21,6 @@ from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
 from pytest_modelhealth.plugin.suite.suite import TODO, ModelHealthSuite, arguments_of, required
-from pytest_modelhealth.plugin.suite.transformers_models import batch_of, is_pretrained, small_model
 from pytest_modelhealth.rendering.notation import abbreviate
 
 
@@ -129,19 +128,19 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
 
 
 def _as_made(make: Any, name: str) -> Made:
-    """Return what a function of the user's makes; a model of transformers alone gets a batch.
+    """Return what a function of the user's makes.
 
     Raises:
         InspectionError: it is no model with a batch; the message says what to write.
     """
-    if not is_pretrained(make) and (needed := [p.name for p in required(make)]):
+    if needed := [p.name for p in required(make)]:
         raise InspectionError(
             f"{name} needs arguments ({', '.join(needed)}), and is called without any: give them "
             "defaults"
         )
     unwritten = f"{name} has no batch yet: write it below {TODO!r}, in place of each ..."
     try:
-        made: Any = make() if not is_pretrained(make) else _of_transformers(name, make)
+        made: Any = make()
     except TypeError as error:
         if "ellipsis" in str(error):  # that a model was given in the place of a size
             raise InspectionError(unwritten) from error
@@ -155,8 +154,6 @@ def _as_made(make: Any, name: str) -> Made:
         )
     if any(one is ... or (isinstance(one, dict) and ... in one.values()) for one in rest):
         raise InspectionError(unwritten)
-    if not rest and is_pretrained(type(model)):
-        return Made(*_of_transformers(name, type(model), model))
     if not rest:
         raise InspectionError(model_alone(name, type(model)))
     target, loss = rest[1:] or (None, None)
@@ -169,35 +166,15 @@ def _as_made(make: Any, name: str) -> Made:
     return Made(model, rest[0], None if loss is None else target, loss)
 
 
-def _of_transformers(
-    name: str, kind: type[nn.Module], model: nn.Module | None = None
-) -> tuple[nn.Module, Any]:
-    """Return a model of a class of transformers, a small one if there is none yet, and a batch.
-
-    Raises:
-        InspectionError: none can be made.
-    """
-    try:
-        model = small_model(kind) if model is None else model
-        return model, batch_of(model)
-    except Exception as error:
-        raise InspectionError(model_alone(name, kind, error)) from error
-
-
-def model_alone(name: str, kind: type[nn.Module], error: Exception | None = None) -> str:
+def model_alone(name: str, kind: type[nn.Module]) -> str:
     """Return the message on a model that comes without a batch, with the function to write.
 
     Args:
         name: what makes the model.
         kind: its class.
-        error: why no batch could be made for a model of transformers.
     """
-    why = ""
-    if error is not None:
-        said = str(error).partition("\n")[0]
-        why = f" (none is known for it: {type(error).__name__}: {said})"
     return (
-        f"{name} makes a model alone, and no batch to run it on{why}: return "
+        f"{name} makes a model alone, and no batch to run it on: return "
         "(model, inputs), or (model, inputs, target, loss), such as\n"
         "    def make():\n"
         f"        model = {kind.__name__}({arguments_of(kind)})\n"
