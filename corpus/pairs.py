@@ -527,7 +527,7 @@ def scale_of_the_width() -> Pair:
     return reference, candidate
 
 
-@harmful("blocks.1.attn.qkv")
+@harmful("blocks.1.attn.v")
 def split_in_another_order() -> Pair:
     reference, candidate = projection_split()
     attention = candidate.blocks[1].attn

@@ -23,7 +23,6 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import ROLES, Noises, Observation
 from pytest_modelhealth.statistics import TensorStatistics
@@ -45,16 +44,11 @@ def observed(request: Request) -> Observation:
 Run = Callable[[Request], Observation]
 
 
-Steps = Mapping[tuple[str, str], Tensor]
-"""Of weights, by the names of the layer and of the parameter, the distance between two values."""
-
-
 def perturbed(
     request: Request,
     epsilon: float,
     seed: int,
     coarser: Mapping[str, float] | None = None,
-    steps: Steps | None = None,
 ) -> Request:
     """Return a request for copies of the model and of the batch that rounding moved.
 
@@ -63,22 +57,13 @@ def perturbed(
         epsilon: the largest relative change.
         seed: of the changes.
         coarser: that of the parameters of single layers, by name.
-        steps: of the weights of a quantised model, which alone move, by up to half a step.
 
     Raises:
         InspectionError: the model cannot be copied.
     """
     module = find_engine(request.model).module(request.model)
     inputs = perturbed_batch(request.inputs, epsilon, seed)
-    if steps is None:
-        return replace(request, model=perturbed_copy(module, epsilon, seed, coarser), inputs=inputs)
-    module, generator = copied(module), torch.Generator().manual_seed(seed)
-    modules = {named.name: named.module for named in named_modules(module)}
-    for (layer, name), distance in steps.items():
-        weight: Any = modules[layer]._parameters[name]
-        u = torch.rand(weight.shape, generator=generator, dtype=torch.float64) - 0.5
-        weight.data += (u * distance.cpu()).to(weight)
-    return replace(request, model=module, inputs=inputs, backward=False)
+    return replace(request, model=perturbed_copy(module, epsilon, seed, coarser), inputs=inputs)
 
 
 RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=False)

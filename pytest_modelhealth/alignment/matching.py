@@ -8,7 +8,6 @@ rename nor a shift of all numbers in a `Sequential` tears the models apart.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ from functools import cache
 from itertools import accumulate, pairwise
 
 from pytest_modelhealth.alignment.result import (
-    MOST_PARTS,
     Alignment,
     Change,
     Pair,
@@ -30,7 +28,6 @@ from pytest_modelhealth.alignment.result import (
 )
 from pytest_modelhealth.report import LayerRecord, Status
 from pytest_modelhealth.settings.setting import ancestors
-from pytest_modelhealth.statistics import TensorStatistics
 
 Layers = Mapping[str, LayerRecord]
 Places = Sequence[tuple[int, int]]
@@ -50,20 +47,9 @@ def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Al
     if is_blind:
         unseen = Reason("unseen", is_all=True)
         pairs = [pair if pair.aligned else replace(pair, reason=unseen) for pair in pairs]
-        return Alignment(tuple(pairs), (), reference, candidate)
-    splits = (*_splits(a, b, "split"), *_splits(b, a, "fused"))
-    reasons: dict[tuple[bool, str], Reason] = {}
-    for split in splits:
-        is_fused = split.word == "fused"
-        reasons[is_fused, split.whole] = split
-        reasons |= {(not is_fused, part): split for part in split.parts}
-    pairs = [
-        pair
-        if pair.aligned
-        else replace(pair, reason=reasons.get((pair.reference is None, pair.name), pair.reason))
-        for pair in _with_folds(pairs, a, b)
-    ]
-    return Alignment(tuple(pairs), splits, reference, candidate)
+    else:
+        pairs = _with_folds(pairs, a, b)
+    return Alignment(tuple(pairs), reference, candidate)
 
 
 class _Side:
@@ -374,43 +360,3 @@ def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
             pairs[place[host_name]] = replace(host, reason=fold)
             pairs[place[name]] = replace(norm, reason=fold)
     return pairs
-
-
-def _splits(one: _Side, other: _Side, word: str) -> Iterator[Reason]:
-    """Yield the layers whose parameters are those of several unmatched layers of the other side."""
-    free = [other.layers[name] for name in other.free((*other.leaves, *other.idle))]
-    parts = [layer for layer in free if layer.parameters]
-    for name in one.leaves:
-        whole, counterpart = one.layers[name], one.taken.get(name, "")
-        same = counterpart in other.layers and (
-            one.fingerprint(name) == other.fingerprint(counterpart)
-        )
-        names = _parts_of(whole, parts) if whole.parameters and not same else ()
-        if names:
-            yield Reason(word, name, names)
-            parts = [layer for layer in parts if layer.name not in names]
-
-
-def _parts_of(whole: LayerRecord, layers: Sequence[LayerRecord]) -> tuple[str, ...]:
-    """Return the names of the neighbouring layers whose parameters together are those of one."""
-    own = whole.parameters
-    for start in range(len(layers)):
-        for length in range(2, min(MOST_PARTS, len(layers) - start) + 1):
-            group = layers[start : start + length]
-            parts = {n: [p.parameters[n] for p in group if n in p.parameters] for n in own}
-            if all(len(parts[n]) == length and _is_joined(own[n], parts[n]) for n in own):
-                return tuple(layer.name for layer in group)
-    return ()
-
-
-def _is_joined(whole: TensorStatistics, parts: Sequence[TensorStatistics]) -> bool:
-    """Whether a parameter has the values of several together: their numbers, extremes and rms."""
-    size = sum(part.count for part in parts)
-    squares = sum(part.count * part.rms**2 for part in parts)
-    mean = math.sqrt(squares / size) if size else math.nan
-    return (
-        (whole.count, whole.zero_count) == (size, sum(part.zero_count for part in parts))
-        and f"{whole.min:.4e}" == f"{min(part.min for part in parts):.4e}"
-        and f"{whole.max:.4e}" == f"{max(part.max for part in parts):.4e}"
-        and math.isclose(mean, whole.rms, rel_tol=1e-5, abs_tol=1e-12)
-    )

@@ -46,7 +46,7 @@ class Reason:
     # ``"folded"``: the candidate's one layer has taken over several that came after it in the
     # reference, the last of which gave what it gives. ``"split"``: the reference's one layer is
     # several of the candidate, ``"fused"``: several of the reference are one of the candidate, by
-    # the rows of their parameters or by their calls. ``"unseen"``: nothing watches it inside a
+    # their calls. ``"unseen"``: nothing watches it inside a
     # candidate of compiled or scripted code
     word: str
     whole: str = ""  # name of the one layer
@@ -140,7 +140,6 @@ class Alignment:
     # in execution order of the reference; inserted layers stand where they run, layers that were
     # never called come last
     pairs: tuple[Pair, ...]
-    splits: tuple[Reason, ...]  # layers that were cut into several, or fused into one
     reference: Mapping[str, LayerRecord] = field(repr=False)  # the layers of the reference by name
     candidate: Mapping[str, LayerRecord] = field(repr=False)  # those of the candidate
     # of layers that are not called equally often, which call of the candidate is which of the

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from pytest_modelhealth.alignment.result import (
@@ -224,28 +223,18 @@ class Link:
     """One tensor of the reference and what it is compared with."""
 
     reference: Key  # the tensor in the reference
-    candidate: tuple[Key, ...]  # the tensor in the candidate; several that together are the one
-    # the rows of the candidate's tensor that are compared, if not all: first and last + 1
-    part: tuple[int, int] | None = None
+    candidate: Key  # the tensor in the candidate
     transposed: bool = False  # whether the candidate keeps it transposed
 
     def read(self, store: TensorStore, a: Trace, b: Trace) -> tuple[Tensor, Tensor]:
         """Return both tensors in the reference's shape; in their own where these do not fit."""
-        expected = store[a.entries[self.reference].slot]
-        tensors = [store[b.entries[key].slot] for key in self.candidate]
-        tensors = [tensor.T for tensor in tensors] if self.transposed else tensors
-        found, shape = tensors[0], expected.shape
-        for dim in range(found.ndim - 1, -1, -1) if found.ndim == len(shape) else ():
-            if len(tensors) > 1 and sum(one.shape[dim] for one in tensors) == shape[dim]:
-                found = torch.cat(tensors, dim)
-                break
-            if len(tensors) == 1 and self.part is not None:
-                start, stop = self.part
-                if shape[dim] == stop - start != found.shape[dim] >= stop:
-                    found = found.narrow(dim, start, stop - start)
-                    break
-        if found.shape != shape and found.numel() == shape.numel():
-            found = found.reshape(shape)
+        expected, found = (
+            store[a.entries[self.reference].slot],
+            store[b.entries[self.candidate].slot],
+        )
+        found = found.T if self.transposed else found
+        if found.shape != expected.shape and found.numel() == expected.numel():
+            found = found.reshape(expected.shape)
         return expected, found
 
 
@@ -256,10 +245,10 @@ def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
     others by the module around them.
     """
     a, b, alignment = runs.a, runs.b, runs.alignment
-    links = [Link(key, (key,)) for key in a.of_role["", "outputs"] if key in b.entries]
+    links = [Link(key, key) for key in a.of_role["", "outputs"] if key in b.entries]
     told = {layer for layer, _ in alignment.calls}
     links += [
-        Link(left[number], (right[other],))
+        Link(left[number], right[other])
         for (ours, number), (theirs, other) in alignment.calls.items()
         for role in ("inputs", "activations")  # which call a gradient came to is not known
         for left, right in [(a.of_role[ours, role], b.of_role[theirs, role])]
@@ -277,9 +266,7 @@ def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
             other, own = key._replace(layer=y.name), a.entries[key]
             found = b.entries.get(other)
             if found is not None and own.dtype.is_floating_point and own.shape == found.shape:
-                links.append(Link(key, (other,)))
-    for split in alignment.splits:
-        links += _of_fusion(split, a, b) if split.word == "fused" else _of_split(split, a, b)
+                links.append(Link(key, other))
     kept = (
         one
         for one in links
@@ -304,7 +291,7 @@ def _flowing(pair: Pair, ours: str, theirs: str, runs: TwoRuns) -> Iterator[Link
             left = sorted(left, key=lambda key: a.entries[key].shape)
             right = sorted(right, key=lambda key: b.entries[key].shape)
         for one, other in zip(left, right, strict=False):
-            yield Link(one, (other,))
+            yield Link(one, other)
 
 
 def _parameter_gradients(ours: str, theirs: str, runs: TwoRuns) -> Iterator[Link]:
@@ -317,7 +304,7 @@ def _parameter_gradients(ours: str, theirs: str, runs: TwoRuns) -> Iterator[Link
             shape, found = a.entries[key].shape, b.entries[other].shape
             turned = shape != found or (types[0] != types[1] and "Conv1D" in types)
             turned = turned and len(shape) == 2 and found == shape[::-1]
-            yield Link(key, (other,), transposed=turned)
+            yield Link(key, other, turned)
 
 
 def parameter_names(runs: TwoRuns, ours: str, theirs: str) -> dict[str, str]:
@@ -333,48 +320,6 @@ def parameter_names(runs: TwoRuns, ours: str, theirs: str) -> dict[str, str]:
         sorted(one.parameters, key=lambda n: fingerprint(one.parameters[n])) for one in (x, y)
     )
     return dict(zip(*by_values, strict=True))
-
-
-def _of_split(split: Reason, a: Trace, b: Trace) -> Iterator[Link]:
-    """Yield the one layer's tensors beside those of its parts, joined."""
-    for role in ("activations", "gradients"):
-        groups = zip(*(b.of_role[part, role] for part in split.parts), strict=False)
-        for one, others in zip(a.of_role[split.whole, role], groups, strict=False):
-            yield Link(one, tuple(others))
-    for one in a.of_role[split.whole, "inputs"][:1]:
-        yield from (Link(one, (other,)) for other in b.of_role[split.parts[0], "inputs"][:1])
-    for one in a.of_role[split.whole, "parameter_gradients"]:
-        others = tuple(one._replace(layer=part) for part in split.parts)
-        if all(other in b.entries for other in others):
-            shapes = [b.entries[other].shape for other in others]
-            yield Link(one, others, None, _is_other_way(a.entries[one].shape, shapes))
-
-
-def _of_fusion(split: Reason, a: Trace, b: Trace) -> Iterator[Link]:
-    """Yield the tensors of each part beside its rows of the candidate's one layer."""
-    start = 0
-    parameters = {part: a.layers[part].parameters for part in split.parts}
-    for part in split.parts:
-        rows = next(iter(parameters[part].values())).shape[0]
-        for role in (*FLOWING, "parameter_gradients"):
-            for one in a.of_role[part, role]:
-                other = one._replace(layer=split.whole)
-                if other not in b.entries:
-                    continue
-                transposed = role == "parameter_gradients" and _is_other_way(
-                    b.entries[other].shape, [own[one.tensor].shape for own in parameters.values()]
-                )
-                part_of = None if role == "inputs" else (start, start + rows)
-                yield Link(one, (other,), part_of, transposed)
-        start += rows
-
-
-def _is_other_way(whole: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> bool:
-    """Whether parts that stand one below the other stand side by side in the whole, transposed."""
-    if len(whole) != 2 or any(len(part) != 2 for part in parts):
-        return False
-    stacked = sum(part[0] for part in parts), parts[0][1]
-    return stacked != whole and whole == stacked[::-1]
 
 
 def is_adapted(runs: TwoRuns) -> bool:
@@ -402,7 +347,7 @@ def missing_gradients(runs: TwoRuns) -> Iterator[tuple[Link, str]]:
     for pair, ours, theirs in runs.alignment.aligned:
         if pair.output_of is not None:
             continue
-        there = (Key(theirs.name, "gradients"),)
+        there = Key(theirs.name, "gradients")
         y = b.layers[theirs.name]
         if ours.status is Status.OBSERVED and y.status in lost and not adapted:
             for key in runs.a.of_role[ours.name, "gradients"][:1]:

@@ -104,9 +104,7 @@ class Search:
             return self._between(first, parent(name), what)
         pair = self._pair(name, first.key.number)
         if pair is None or pair.reference is None:
-            together = ", ".join(first.candidate)
-            give = "together give" if len(first.candidate) > 1 else "gives"
-            story = f"same input, and {together} {give} another output"
+            story = f"same input, and {first.link.candidate.layer} gives another output"
             return self._made(Pair(name, None, Change.REMOVED), "computation", first, story)
         ours, theirs = self.a.layers[pair.reference], self.b.layers[pair.candidate or ""]
         is_merged = theirs.parameters and not ours.parameters  # a container is one layer now
@@ -388,7 +386,7 @@ class Search:
 
     def _moment_there(self, *results: TensorResult) -> int:
         """Return when the last counterpart of these tensors appeared in the candidate."""
-        keys = (key for result in results for key in result.link.candidate)
+        keys = (result.link.candidate for result in results)
         return max(
             (self.b.entries[key].moment for key in keys if key in self.b.entries), default=-1
         )

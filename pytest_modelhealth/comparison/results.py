@@ -3,7 +3,7 @@
 1. Equal elements need no tolerance.
 2. A difference within the floor, of epsilon and depth, needs no run.
 3. Copies of the reference whose parameters and inputs are off by a rounding tell how far such a
-   change moves each number; for a quantised candidate, copies that are rounded in its steps.
+   change moves each number; for a quantised candidate, by what rounding in eight bits moves.
 """
 
 from __future__ import annotations
@@ -23,23 +23,18 @@ from pytest_modelhealth.comparison.counterparts import (
     FLOWING,
     Link,
     missing_gradients,
-    parameter_names,
 )
 from pytest_modelhealth.comparison.layer_differences import (
-    fitted,
-    folded_parameters,
     given_dtypes,
     kept_dtypes,
     layer_epsilon,
 )
 from pytest_modelhealth.comparison.measures import Difference, gap, measure
 from pytest_modelhealth.comparison.runs import Key, Trace, TwoRuns, Watcher
-from pytest_modelhealth.layers import own_parameters
 from pytest_modelhealth.progress import track
-from pytest_modelhealth.statistics.dense import dense_values, step
+from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (
     RUNS,
-    Steps,
     epsilon_of,
     floor,
     observed,
@@ -51,9 +46,6 @@ FACTOR = 10.0  # how many times the natural noise a difference may be
 
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
-
-INSIDE = 2.0**-7
-"""The step of weights that cannot be read, by their range: some processors use 7 bits of 8."""
 
 EIGHT_BITS = 2.0**-5
 """What stands for the machine epsilon of tensors in eight bits, of which some processors use seven:
@@ -86,11 +78,6 @@ class TensorResult:
     def key(self) -> Key:
         """The tensor."""
         return self.link.reference
-
-    @property
-    def candidate(self) -> tuple[str, ...]:
-        """Names of the candidate's layers that hold its counterpart."""
-        return tuple(dict.fromkeys(one.layer for one in self.link.candidate))
 
     @property
     def is_equal(self) -> bool:
@@ -150,11 +137,9 @@ class Judge:
     ) -> None:
         self.runs, self.request, self.factor = runs, request, factor
         self.notes: list[str] = []  # what a reader should know
-        # of the weights of a quantised candidate; ``None`` for any other
-        self.steps = quantised_weights(runs) if runs.b.rounds else None
-        self.epsilon = max(epsilons) if self.steps is None else epsilons[0]
+        self.epsilon = EIGHT_BITS if runs.b.rounds else max(epsilons)
         # machine epsilon of the layers of the reference that are coarser than the rest
-        self.coarser = layer_epsilons(runs, self.epsilon) if self.steps is None else {}
+        self.coarser = {} if runs.b.rounds else layer_epsilons(runs, self.epsilon)
 
     def results(self, links: Iterable[Link]) -> list[TensorResult]:
         """Return what became of each linked tensor, and of the gradients without counterpart."""
@@ -180,8 +165,8 @@ class Judge:
         known: dict[tuple[object, ...], tuple[Difference | None, str]] = {}
         for one in results:
             link = one.link
-            slots = tuple(b.entries[key].slot for key in link.candidate)
-            identity = a.entries[link.reference].slot, slots, link.part, link.transposed
+            slots = a.entries[link.reference].slot, b.entries[link.candidate].slot
+            identity = *slots, link.transposed
             if identity not in known:
                 expected, found = link.read(store, a, b)
                 off, what = None, f"shape {_shape(found.shape)} instead of {_shape(expected.shape)}"
@@ -191,11 +176,10 @@ class Judge:
                         what = f"{off.unequal} of {off.count} whole numbers differ"
                 known[identity] = off, what
             one.difference, one.problem = known[identity]
-            shape, is_flowing = b.entries[link.candidate[0]].shape, one.key.role in FLOWING
+            shape, is_flowing = b.entries[link.candidate].shape, one.key.role in FLOWING
             if one.difference is not None:
                 one.error = one.difference.error_norm, one.difference.max_abs
-                is_whole = len(link.candidate) == 1 and link.part is None
-                is_flowing &= is_whole and a.entries[link.reference].shape != shape
+                is_flowing &= a.entries[link.reference].shape != shape
             one.shape = _shape(shape) if is_flowing else ""
 
     def _set_floors(self, results: list[TensorResult]) -> None:
@@ -204,7 +188,7 @@ class Judge:
         In a model of several dtypes a tensor has the epsilon of its layer, a gradient that of them
         all. What a coarse layer does to those behind it, perturbed runs tell.
         """
-        a, epsilon = self.runs.a, self.epsilon if self.steps is None else EIGHT_BITS
+        a, epsilon = self.runs.a, self.epsilon
         coarsest = max(self.coarser.values(), default=epsilon)
         for one in results:
             key, difference = one.key, one.difference
@@ -242,7 +226,7 @@ class Judge:
                 if seen.shape == expected.shape:
                     norm, largest = gap(expected, seen)
                     one.moved = max(one.moved[0], norm), max(one.moved[1], largest)
-                    one.measured_by = "perturbed" if self.steps is None else "quantised"
+                    one.measured_by = "quantised" if self.runs.b.rounds else "perturbed"
 
         for seed in track(range(RUNS), "running the reference perturbed"):
             first = next((one for one in results if one.ratio > self.factor), None)
@@ -251,7 +235,7 @@ class Judge:
             try:  # the copy is not the user's: what it raises or warns of is a note
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    request = perturbed(self.request, self.epsilon, seed, self.coarser, self.steps)
+                    request = perturbed(self.request, self.epsilon, seed, self.coarser)
                     request = replace(request, visitor=Watcher(beside))
                     failure = next(iter(observed(request).errors), "")
             except Exception as error:  # noqa: BLE001 - in another precision it may fail anyhow
@@ -320,31 +304,3 @@ def layer_epsilons(runs: TwoRuns, whole: float) -> dict[str, float]:
         if epsilon > whole:
             found[name] = epsilon
     return found
-
-
-def quantised_weights(runs: TwoRuns) -> Steps:
-    """Return the steps of the candidate's weights, as the reference's have them."""
-    weights = {}
-    for pair, ours, theirs in runs.alignment.aligned:
-        module, other = runs.a.modules.get(ours.name), runs.b.modules.get(theirs.name)
-        if module is None or other is None:
-            continue
-        held, folded = own_parameters(other), folded_parameters(pair, runs.a.modules) or {}
-        for name, theirs_name in parameter_names(runs, ours.name, theirs.name).items():
-            own, found = module._parameters.get(name), held.get(theirs_name)
-            distance = None if found is None else step(found)
-            if own is None or found is None or distance is None:
-                continue
-            distance = fitted(distance, found, own).expand(own.shape)
-            if name in folded:  # which scales each output channel
-                sizes = [one.detach().abs().flatten(1).sum(1) for one in (folded[name], own)]
-                rows = sizes[0] / sizes[1].clamp_min(1e-12)
-                distance = distance / rows.clamp_min(1e-12).reshape(-1, *[1] * (own.ndim - 1))
-            weights[ours.name, name] = distance
-    # torch runs all of others, and their steps are read; a runtime may keep some under other names
-    for layer, reference in runs.a.modules.items() if not runs.b.in_torch else ():
-        for name, kept in reference._parameters.items():
-            if kept is not None and kept.ndim > 1 and (layer, name) not in weights:
-                reach = kept.detach().max().clamp_min(0) - kept.detach().min().clamp_max(0)
-                weights[layer, name] = (INSIDE * reach.double()).expand(kept.shape)
-    return weights

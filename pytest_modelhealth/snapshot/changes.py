@@ -133,8 +133,7 @@ class SnapshotPair:
         is_new, name = pair.reference is None, pair.name
         side = self.new if is_new else self.old
         record = side.layers[name]
-        is_split = any(name in (one.whole, *one.parts) for one in self.alignment.splits)
-        is_idle = pair.is_folded or is_split or not _computes(side, name)
+        is_idle = pair.is_folded or not _computes(side, name)
         is_formal = not record.parameters or self._have_parameters[not is_new]
         rest = f" ({', '.join(filter(None, (record.type_name, pair.note)))})"
         fails = not (is_idle or (is_formal and self.shows_output))

@@ -323,7 +323,7 @@ def _story(
     results, values = [], {name: dict[str, str]() for name in pair.old.layers}
     first = None
     for old, new in sorted(of_tensors, key=lambda one: stage(one[1][1], one[1][0], pair.new.place)):
-        drift, result = of_tensors[old, new], TensorResult(Link(Key(*old), (Key(*new),)), 1.0)
+        drift, result = of_tensors[old, new], TensorResult(Link(Key(*old), Key(*new)), 1.0)
         results.append(result)
         if drift is None:
             continue

@@ -50,7 +50,6 @@ def test_a_model_aligned_with_itself_matches_in_every_layer() -> None:
     alignment = align(layers, layers)
     assert alignment.of(Change.MATCHED) == alignment.pairs
     assert [pair.reference for pair in alignment.pairs] == [*layers]
-    assert not alignment.splits
 
 
 @pytest.mark.parametrize("place", range(6))
@@ -64,14 +63,6 @@ def test_layers_inserted_into_a_sequential_shift_no_match(place: int, count: int
     new = [pair.candidate for pair in alignment.of(Change.INSERTED)]
     assert new == [str(place + i) for i in range(count)]
     assert not alignment.of(Change.REMOVED, Change.MOVED, Change.RETYPED)
-
-
-def test_a_split_projection_is_recognised_by_its_rows() -> None:
-    """The parts of a fused projection are named; with weights of their own they are none."""
-    fused, split = seen(projections(fused=True)), seen(projections(fused=False))
-    assert align(fused, split).splits == (Reason("split", "qkv", ("q", "k", "v")),)
-    assert align(split, fused).splits == (Reason("fused", "qkv", ("q", "k", "v")),)
-    assert align(fused, seen(projections(fused=False, other=True))).splits == ()
 
 
 @pytest.mark.parametrize("is_fresh", [False, True])

@@ -29,7 +29,7 @@ PAIRS = [
 ]
 WORDS = {
     "blocks_renamed": "renamed (blocks.0 -> h.0",
-    "projection_split": "blocks.0.attn.qkv is split into blocks.0.attn.q, blocks.0.attn.k",
+    "projection_split": "9 inserted (blocks.0.attn.q, blocks.0.attn.k",
     "identity_inserted": "2 inserted (norm, norm.0)",
     "one_weight": "other weights, other output: weight differs in 1 of 1,024 values",
     "weights_swapped": "weight differs in 256 of 256 values",
@@ -48,7 +48,7 @@ WORDS = {
     "parameter_frozen": "weight is frozen there",
     "gradient_detached": "the gradient that reaches the output of act1 is not",
     "fold_without_epsilon": "is not that of bn1, which was folded into it",
-    "split_in_another_order": "blocks.1.attn.q, blocks.1.attn.k, blocks.1.attn.v together",
+    "split_in_another_order": "between them: inserted blocks.1.attn.q, blocks.1.attn.k",
 }  # fmt: skip
 
 

@@ -31,8 +31,8 @@ def test_a_rewriting_is_judged_by_what_is_computed_from_it(case: str) -> None:
 
 
 @pytest.mark.parametrize("fused_first", [True, False])
-def test_a_transposed_projection_is_split_and_fused_by_its_columns(fused_first):
-    """Gradients of its weight stand side by side, those of its parts one below the other."""
+def test_a_projection_is_split_and_fused(fused_first):
+    """The parts have no counterpart; what they give together is read in the next layer."""
     fused = nn.Sequential(nn.Linear(4, 4), seeded(Conv1D), nn.Linear(12, 2))
     apart = copy.deepcopy(fused)
     apart[1] = Thirds(fused[1])
@@ -48,7 +48,7 @@ def test_another_shape_is_judged_by_the_next_tensor_of_its_own_direction(role):
     """It is set aside where that agrees; not where it differs, comes before, or is of the other."""
 
     def result(role: str, ratio: float, shape: str = "") -> TensorResult:
-        link, size = Link(Key("a", role), (Key("a", role),)), (ratio, 0.0)
+        link, size = Link(Key("a", role), Key("a", role)), (ratio, 0.0)
         return TensorResult(link, 10.0, shape=shape, error=size, floor=(1.0, 1.0))
 
     moved, right, wrong = result(role, 99.0, "2x3"), result(role, 1.0), result(role, 11.0)
