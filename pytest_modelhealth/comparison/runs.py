@@ -30,8 +30,11 @@ from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.company import has_process_group
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.layers import is_quantised as is_quantised_module
-from pytest_modelhealth.layers import named_modules, own_parameters
+from pytest_modelhealth.layers import (
+    is_quantised as is_quantised_module,
+    named_modules,
+    own_parameters,
+)
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
 from pytest_modelhealth.statistics.dense import dense_values, is_quantised

@@ -23,8 +23,7 @@ from pytest_modelhealth.snapshot.snapshot import (
     shape_text,
 )
 from pytest_modelhealth.statistics import TensorStatistics
-from pytest_modelhealth.tolerance import LOSS as LOSS_NAME
-from pytest_modelhealth.tolerance import TensorName
+from pytest_modelhealth.tolerance import LOSS as LOSS_NAME, TensorName
 
 LOSS = "loss"
 MOST_CHANGES = 6

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corpus.models.aligned import CASES, linear, mlp, named, projections
+from corpus.models.aligned import CASES, linear, mlp, named
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Alignment, Change, Reason

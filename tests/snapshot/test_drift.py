@@ -19,8 +19,12 @@ from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import DriftReport, detect_drift
 from pytest_modelhealth.snapshot.file_format import dump, load
-from pytest_modelhealth.snapshot.snapshot import Snapshot, Tolerances, from_observation
-from pytest_modelhealth.snapshot.snapshot import of_report as seen_by
+from pytest_modelhealth.snapshot.snapshot import (
+    Snapshot,
+    Tolerances,
+    from_observation,
+    of_report as seen_by,
+)
 from tests.builders import layer, observation
 
 

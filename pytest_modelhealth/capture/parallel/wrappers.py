@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import distributed as dist
-from torch import nn
+from torch import distributed as dist, nn
 
 from pytest_modelhealth.errors import InspectionError
 
