@@ -191,13 +191,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str | N
         "relu1", "",
     ),
     "fused": (fresh, lambda: quantization.fuse_modules(fresh(), TRIPLES), None, ""),
-    # the output of the host is held to that of what was folded into it
+    # the weights of the host are held to those that folding makes, and so to single values
     "a norm folded": (normed, lambda: edited(normed, folded), None, ""),
     "a norm without weights folded": (
         lambda: normed(False), lambda: edited(lambda: normed(False), folded), None, ""
     ),
     "a norm folded wrongly": (
-        normed, lambda: edited(normed, wrongly_folded), "1", "which was folded into it"
+        normed, lambda: edited(normed, wrongly_folded), "1", "1 of 2,400"
     ),
     # calibrated on numbers 600 times as large, each layer rounds well, and the model is gone
     "steps so coarse that nothing is left": (

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.parametrize import is_parametrized
 
 from pytest_modelhealth.alignment.result import Alignment, Pair, listed
 from pytest_modelhealth.comparison.counterparts import parameter_names
-from pytest_modelhealth.comparison.runs import Trace, TwoRuns
+from pytest_modelhealth.comparison.runs import Modules, Trace, TwoRuns
 from pytest_modelhealth.layers import has_forward, is_quantised, own_parameters, type_name
 from pytest_modelhealth.operations import having, name_of
 from pytest_modelhealth.report import MEASURED, LayerRecord
@@ -26,6 +28,8 @@ from pytest_modelhealth.tolerance import epsilon_of
 
 SAME = 10
 """Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
+
+FOLDED = 1e-4  # folding rounds in an order of its own, and what is subtracted may cancel
 
 HALF = 0.51
 """Quantised weights are at most half a step from what they were, and rounding makes that more."""
@@ -55,13 +59,14 @@ def changed_values(runs: TwoRuns, pair: Pair, epsilon: float) -> Changed:
     if pair.reference is None or pair.candidate is None:
         return Changed()
     x, y = runs.a.modules.get(pair.reference), runs.b.modules.get(pair.candidate)
-    taken_over = (runs.a.modules.get(name) for name in pair.folded_in)
-    if x is None or y is None or any(m and (m._parameters or m._buffers) for m in taken_over):
-        return Changed()  # which weights a norm leaves where it is folded in, its output tells
+    folded = folded_parameters(pair, runs.a.modules)
+    if x is None or y is None or folded is None:
+        return Changed()
     held = [{**own_parameters(side), **dict(side._buffers.items())} for side in (x, y)]
     names = {name: name for side in held for name in side}
     known = parameter_names(runs, pair.reference, pair.candidate)
     names |= {name: other for name, other in known.items() if _value(x, other) is None}
+    epsilon = max(epsilon, FOLDED) if folded else epsilon
     kinds = type_name(x), type_name(y)
     is_own = not type(x).forward.__module__.startswith("torch.nn.")
     may_turn = kinds[0] != kinds[1] and (is_own or bool(kinds[1]))  # a layer of the user's own may
@@ -69,7 +74,7 @@ def changed_values(runs: TwoRuns, pair: Pair, epsilon: float) -> Changed:
     others: dict[str, str] = {}
     read = set()
     for name, theirs in names.items():
-        own, other = _value(x, name), _value(y, theirs)
+        own, other = folded.get(name, _value(x, name)), _value(y, theirs)
         if own is None or other is None:
             continue
         read.add(name)
@@ -149,6 +154,34 @@ def fitted(distance: Tensor, found: Tensor, own: Tensor) -> Tensor:
     if found.numel() == own.numel():
         return distance.expand(found.shape).reshape(own.shape)
     return distance.max()
+
+
+def folded_parameters(pair: Pair, reference: Modules) -> Mapping[str, Tensor] | None:
+    """Return the weight and bias that a layer has with a batch norm folded in.
+
+    Returns:
+        Nothing where what is folded in has no parameters; ``None`` where it is not known.
+    """
+    host: Any = reference.get(pair.reference or "")
+    norms = [reference[name] for name in pair.folded_in if name in reference]
+    norms = [module for module in norms if module._parameters or module._buffers]
+    if not norms:
+        return {}
+    norm: Any = norms[0]
+    is_linear = isinstance(host, nn.Linear)
+    is_known = len(norms) == 1 and isinstance(norm, _BatchNorm) and norm.running_var is not None
+    if not is_known or not (is_linear or isinstance(host, nn.modules.conv._ConvNd)):
+        return None
+    mean, variance = norm.running_mean, norm.running_var
+    weight = norm.weight if norm.affine else torch.ones_like(mean)
+    bias = norm.bias if norm.affine else torch.zeros_like(mean)
+    args = host.weight, host.bias, mean, variance, norm.eps, weight, bias
+    with torch.no_grad():
+        if is_linear:
+            folded = fuse_linear_bn_weights(*args)
+        else:
+            folded = fuse_conv_bn_weights(*args, host.transposed)
+    return {name: one.detach() for name, one in zip(("weight", "bias"), folded, strict=True)}
 
 
 def merged_layers(alignment: Alignment, changed: Mapping[str, Changed]) -> dict[str, list[str]]:

@@ -34,6 +34,7 @@ from pytest_modelhealth.comparison.runs import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (
+    QUANTISED,
     RUNS,
     epsilon_of,
     floor,
@@ -137,7 +138,7 @@ class Judge:
     ) -> None:
         self.runs, self.request, self.factor = runs, request, factor
         self.notes: list[str] = []  # what a reader should know
-        self.epsilon = EIGHT_BITS if runs.b.rounds else max(epsilons)
+        self.epsilon = QUANTISED if runs.b.rounds else max(epsilons)
         # machine epsilon of the layers of the reference that are coarser than the rest
         self.coarser = {} if runs.b.rounds else layer_epsilons(runs, self.epsilon)
 
@@ -188,7 +189,7 @@ class Judge:
         In a model of several dtypes a tensor has the epsilon of its layer, a gradient that of them
         all. What a coarse layer does to those behind it, perturbed runs tell.
         """
-        a, epsilon = self.runs.a, self.epsilon
+        a, epsilon = self.runs.a, EIGHT_BITS if self.runs.b.rounds else self.epsilon
         coarsest = max(self.coarser.values(), default=epsilon)
         for one in results:
             key, difference = one.key, one.difference
