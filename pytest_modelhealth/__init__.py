@@ -13,33 +13,28 @@ if TYPE_CHECKING:
     from pytest_modelhealth.checks import Check as Check
     from pytest_modelhealth.comparing import compare as compare
     from pytest_modelhealth.comparison.comparison import Comparison as Comparison
-    from pytest_modelhealth.errors import (
-        InspectionError as InspectionError,
-        LayerNotFoundError as LayerNotFoundError,
-        ModelHealthError as ModelHealthError,
-        ModelHealthWarning as ModelHealthWarning,
-        SettingsError as SettingsError,
-        UnknownNameError as UnknownNameError,
-    )
+    from pytest_modelhealth.errors import InspectionError as InspectionError
+    from pytest_modelhealth.errors import LayerNotFoundError as LayerNotFoundError
+    from pytest_modelhealth.errors import ModelHealthError as ModelHealthError
+    from pytest_modelhealth.errors import ModelHealthWarning as ModelHealthWarning
+    from pytest_modelhealth.errors import SettingsError as SettingsError
+    from pytest_modelhealth.errors import UnknownNameError as UnknownNameError
     from pytest_modelhealth.inspector import Inspector as Inspector
-    from pytest_modelhealth.plugin.suite.suite import (
-        ModelHealthSuite as ModelHealthSuite,
-        modelhealth_suite as modelhealth_suite,
-    )
+    from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite as ModelHealthSuite
+    from pytest_modelhealth.plugin.suite.suite import modelhealth_suite as modelhealth_suite
     from pytest_modelhealth.removal.result import RemovableUnits as RemovableUnits
-    from pytest_modelhealth.report import (
-        Finding as Finding,
-        HealthReport as HealthReport,
-        Inconclusive as Inconclusive,
-        LayerRecord as LayerRecord,
-        ModelSummary as ModelSummary,
-        Observation as Observation,
-        Status as Status,
-        Verdict as Verdict,
-        Violation as Violation,
-    )
+    from pytest_modelhealth.report import Finding as Finding
+    from pytest_modelhealth.report import HealthReport as HealthReport
+    from pytest_modelhealth.report import Inconclusive as Inconclusive
+    from pytest_modelhealth.report import LayerRecord as LayerRecord
+    from pytest_modelhealth.report import ModelSummary as ModelSummary
+    from pytest_modelhealth.report import Observation as Observation
+    from pytest_modelhealth.report import Status as Status
+    from pytest_modelhealth.report import Verdict as Verdict
+    from pytest_modelhealth.report import Violation as Violation
     from pytest_modelhealth.report.parts import RemovableLayer as RemovableLayer
-    from pytest_modelhealth.settings import Setting as Setting, Settings as Settings
+    from pytest_modelhealth.settings import Setting as Setting
+    from pytest_modelhealth.settings import Settings as Settings
     from pytest_modelhealth.statistics import TensorStatistics as TensorStatistics
     from pytest_modelhealth.training.monitoring.history import History as History
     from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor as TrainingMonitor

@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_modelhealth.checks import default_settings, every_check
 from pytest_modelhealth.errors import SettingsError

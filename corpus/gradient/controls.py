@@ -16,7 +16,6 @@ from corpus.models.designs import (
     Bits,
     Checkpointed,
     Discriminator,
-    Distilled as DesignsDistilled,
     Physics,
     Probe,
     Prompted,
@@ -31,6 +30,7 @@ from corpus.models.designs import (
     vq_loss,
     without_target,
 )
+from corpus.models.designs import Distilled as DesignsDistilled
 from corpus.models.fields import tabnet
 from corpus.models.gated import (
     averaged_codes,

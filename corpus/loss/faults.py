@@ -48,7 +48,8 @@ from corpus.models.small import (
     unet,
     vit,
 )
-from corpus.models.starts import arcface as starts_arcface, classifier
+from corpus.models.starts import arcface as starts_arcface
+from corpus.models.starts import classifier
 from corpus.subject import Subject
 from corpus.words import CUT, CUT_OR_ONE_HOT, MODEL, NONFINITE, NONFINITE_OR_ROOT
 

@@ -32,6 +32,8 @@ from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import (
     is_quantised as is_quantised_module,
+)
+from pytest_modelhealth.layers import (
     named_modules,
     own_parameters,
 )

@@ -23,7 +23,8 @@ from pytest_modelhealth.snapshot.snapshot import (
     shape_text,
 )
 from pytest_modelhealth.statistics import TensorStatistics
-from pytest_modelhealth.tolerance import LOSS as LOSS_NAME, TensorName
+from pytest_modelhealth.tolerance import LOSS as LOSS_NAME
+from pytest_modelhealth.tolerance import TensorName
 
 LOSS = "loss"
 MOST_CHANGES = 6

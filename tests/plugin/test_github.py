@@ -11,7 +11,8 @@ import html
 import re
 from typing import Any, NamedTuple
 
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from pytest_modelhealth.plugin.attachments import github

@@ -3,7 +3,8 @@
 import math
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pytest_modelhealth.rendering import notation
 

@@ -23,6 +23,8 @@ from pytest_modelhealth.snapshot.snapshot import (
     Snapshot,
     Tolerances,
     from_observation,
+)
+from pytest_modelhealth.snapshot.snapshot import (
     of_report as seen_by,
 )
 from tests.builders import layer, observation

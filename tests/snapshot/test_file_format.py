@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pytest_modelhealth.rendering.comparison import drift as explain
 from pytest_modelhealth.report import LayerRecord, Observation, Status

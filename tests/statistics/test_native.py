@@ -23,7 +23,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from pytest_modelhealth.statistics import native, reduce

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import distributed as dist, nn
+from torch import distributed as dist
+from torch import nn
 
 from pytest_modelhealth.errors import InspectionError
 

@@ -7,7 +7,8 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.runs.difference.comparing import Difference, compare
