@@ -44,34 +44,23 @@ class Reason:
     """Why a layer is not simply one of the other side: of one layer and of several."""
 
     # ``"folded"``: the candidate's one layer has taken over several that came after it in the
-    # reference, the last of which gave what it gives. ``"split"``: the reference's one layer is
-    # several of the candidate, ``"fused"``: several of the reference are one of the candidate, by
-    # their calls. ``"unseen"``: nothing watches it inside a
-    # candidate of compiled or scripted code
+    # reference, the last of which gave what it gives. ``"calls"``: its calls are those of other
+    # layers. ``"unseen"``: nothing watches it inside a candidate of compiled or scripted code
     word: str
     whole: str = ""  # name of the one layer
     parts: tuple[str, ...] = ()  # the names of the several, in order
     # whether nothing inside the candidate is seen, rather than no functional layer
     is_all: bool = False
 
-    def is_of_part(self, pair: Pair) -> bool:
-        """Whether a layer is one of the several."""
-        if self.word == "folded":
-            return pair.reference in self.parts
-        on_this_side = (pair.reference is None) is (self.word == "split")
-        return self.word in ("split", "fused") and on_this_side
-
     def note(self, pair: Pair) -> str:
         """Return what it means for one of the layers; ``""`` where it is so of all layers."""
+        several = listed(self.parts, MOST_PARTS)
         if self.word == "unseen":
             what = "a functional layer, which cannot be seen in the candidate"
             return "" if self.is_all else what
-        if self.is_of_part(pair):
-            return f"is {'folded into' if self.word == 'folded' else 'a part of'} {self.whole}"
-        several = listed(self.parts, MOST_PARTS)
-        if self.word == "folded":
-            return f"has {several} folded into it"
-        return f"is {'fused from' if self.word == 'fused' else 'split into'} {several}"
+        if self.word == "calls":
+            return f"has the calls of {several}"
+        return f"is folded into {self.whole}" if pair.is_folded else f"has {several} folded into it"
 
 
 @dataclass(frozen=True)
@@ -105,8 +94,7 @@ class Pair:
         if self.change is Change.MATCHED:
             return self.reason.word if self.reason else ""
         if self.reason is not None:
-            is_part = self.reason.is_of_part(self) and self.reason.word != "folded"
-            return "part" if is_part else self.reason.word
+            return self.reason.word
         is_on_one_side = not self.aligned or self.candidate == self.reference
         return str(self.change) if is_on_one_side else str(self.candidate)
 
@@ -130,7 +118,7 @@ class Pair:
     def is_folded(self) -> bool:
         """Whether another layer has taken it over."""
         reason = self.reason
-        return reason is not None and reason.word == "folded" and reason.is_of_part(self)
+        return reason is not None and reason.word == "folded" and self.reference in reason.parts
 
 
 @dataclass(frozen=True)

@@ -86,13 +86,8 @@ def _with_reasons(alignment: Alignment, calls: Mapping[CallKey, CallKey]) -> Ali
     for pair in alignment.pairs:
         ours, theirs = pair.reference, pair.candidate
         if ours in whole[0] and theirs in whole[1]:
-            if len(images[ours]) > 1 or ours is None:
-                name = ours or next(iter(origins[theirs]))
-                reason = Reason("split", name, tuple(images[name]))
-            else:
-                name = theirs or next(iter(images[ours]))
-                reason = Reason("fused", name, tuple(origins[name]))
-            pair = replace(pair, reason=reason)
+            others = images[ours] if theirs is None else origins[theirs]
+            pair = replace(pair, reason=Reason("calls", parts=tuple(others)))
         pairs.append(pair)
     return replace(alignment, calls=calls, pairs=tuple(pairs))
 

@@ -169,7 +169,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     noted = [
         f"{pair.name} {pair.note}"
         for pair in alignment.pairs
-        if pair.note and (pair.is_folded or not (pair.folded_in or pair.word == "part"))
+        if pair.note and (pair.is_folded or not pair.folded_in)
     ]
     parts += [listed(noted, MOST_NAMES)] if noted else []
     if parts:
