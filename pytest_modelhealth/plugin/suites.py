@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="run every test of ModelHealthSuite, with no test file, on what a function returns: "
         "package.module:make gives (model, inputs) or (model, inputs, target, loss), without "
-        "arguments; or on a small model of a class of transformers; repeatable",
+        "arguments; repeatable",
     )
 
 
