@@ -158,7 +158,7 @@ def compare(
 
 
 _BASES = (
-    ("quantised", "the reference rounded as the candidate is"),
+    ("quantised", "runs of the reference perturbed as by eight bits"),
     ("perturbed", "runs of the reference perturbed by rounding"),
     ("floor", "machine epsilon and depth"),
 )
