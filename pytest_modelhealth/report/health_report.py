@@ -199,15 +199,50 @@ class HealthReport(HasVerdict):
         for text in (*report._take_warnings(), *report._take_doubt()):
             warnings.warn(text, ModelHealthWarning, stacklevel=2)
 
-    def assert_probed(self, probe: str) -> None:
-        """Do nothing if a probe found nothing: ``"causality"``, ``"padding"``, ...
+    def assert_samples_independent(self) -> None:
+        """Do nothing if no sample has an effect on the output of another one.
 
-        It asks for one property, not for the verdict on the whole.
+        As its kin it asks for one property, not for the verdict on the whole, and needs the probe
+        of this name: ``run_inspection(..., probes="sample_independence")``.
 
         Raises:
-            ModelHealthError: the probe objects, or nothing could be told, with the reason.
-            InspectionError: the inspection ran without it.
+            ModelHealthError: samples see each other, or nothing could be told, with the reason.
+            InspectionError: the inspection ran without this probe.
         """
+        __tracebackhide__ = True
+        self._assert_probed("sample_independence")
+
+    def assert_causal(self) -> None:
+        """Do nothing if no output depends on later steps: the probe ``causality``.
+
+        Raises:
+            ModelHealthError: the future leaks, or nothing could be told, with the reason.
+            InspectionError: the inspection ran without this probe.
+        """
+        __tracebackhide__ = True
+        self._assert_probed("causality")
+
+    def assert_padding_ignored(self) -> None:
+        """Do nothing if what stands in padding has no effect: the probe ``padding``.
+
+        Raises:
+            ModelHealthError: padding has an effect, or nothing could be told, with the reason.
+            InspectionError: the inspection ran without this probe.
+        """
+        __tracebackhide__ = True
+        self._assert_probed("padding")
+
+    def assert_repeatable(self) -> None:
+        """Do nothing if evaluation repeats itself: the probe ``repeatability``.
+
+        Raises:
+            ModelHealthError: it does not, or nothing could be told, with the reason.
+            InspectionError: the inspection ran without this probe.
+        """
+        __tracebackhide__ = True
+        self._assert_probed("repeatability")
+
+    def _assert_probed(self, probe: str) -> None:
         __tracebackhide__ = True
         if self._observation.probes.get(probe) is None:
             raise InspectionError(

@@ -125,7 +125,7 @@ def test_probes_are_a_setting_as_any_other(pytester: pytest.Pytester) -> None:
 
         @pytest.mark.modelhealth(max_sample_effect=100.0)
         def test_limit(inspector):
-            run(inspector).assert_probed("sample_independence")
+            run(inspector).assert_samples_independent()
         """
     )
     result = pytester.runpytest("-p", "no:cacheprovider")
@@ -170,8 +170,9 @@ def test_wrong_arguments_are_refused_before_anything_runs(
 def test_a_property_that_was_not_probed_cannot_be_asserted() -> None:
     """The error says how to ask for it."""
     report = Inspector(Rows()).run_inspection(rows()[0])
-    with pytest.raises(InspectionError, match="was not probed: ask for it"):
-        report.assert_probed("causality")
+    for name in ("samples_independent", "causal", "padding_ignored", "repeatable"):
+        with pytest.raises(InspectionError, match="was not probed: ask for it"):
+            getattr(report, f"assert_{name}")()
 
 
 def test_a_lazy_model_is_told_to_run_first() -> None:

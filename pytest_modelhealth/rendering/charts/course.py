@@ -9,10 +9,11 @@ from typing import Any
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts import svg
+from pytest_modelhealth.rendering.charts.rows import NAMES
 from pytest_modelhealth.rendering.notation import plural
 
 _LOSS, _TOP = 180, 50  # Pixels: the height of the loss, and what stands above it
-_LEFT, _RIGHT = 60, svg.WIDTH - 8
+_LEFT, _RIGHT = NAMES, svg.WIDTH - 8
 
 _LOG_FROM = 30  # times the least: positive losses that differ by more have a log axis
 
