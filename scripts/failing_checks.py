@@ -173,7 +173,7 @@ def draw(picture: Picture) -> None:
 
 def same_words(one: str, other: str) -> bool:
     """Whether two pages differ in nothing but numbers, bars and the space that these take."""
-    bare = re.compile(r"[-+]?[\d.,]+(?:e[-+]?\d+)?|[\s<>-]+")
+    bare = re.compile(r"[-+]?[\d.,]+(?:e[-+]?\d+)?|[\s█▉▊▋▌▍▎▏<>-]+")
     return bare.sub(" ", one) == bare.sub(" ", other)
 
 

@@ -1,9 +1,14 @@
-"""The culprit's numbers beside those of the layer before it."""
+"""The culprit's values beside those of the layer before it, as text histograms."""
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from pytest_modelhealth.checks.facts import leaves
 from pytest_modelhealth.rendering.document import WIDTH, Document, Row
@@ -12,13 +17,24 @@ from pytest_modelhealth.rendering.notation import (
     abbreviate,
     number,
     percent,
+    power_of_two,
     printable,
     shape,
+    table,
 )
 from pytest_modelhealth.rendering.summary import headline
 from pytest_modelhealth.report import ROLES, Finding, HealthReport, LayerRecord
 from pytest_modelhealth.settings.setting import is_inside
-from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.statistics import LOWEST_EXPONENT, TensorStatistics
+
+MAX_BINS = 10
+"""Bins of both signs together, besides zero and a bin of the smallest values for each sign."""
+
+TAIL = 0.01
+"""The part of the values that one bin at the small end takes, so that the bulk is seen finely."""
+
+BAR = 26
+BLOCKS = "▏▎▍▌▋▊▉█"
 
 
 class Exhibit(NamedTuple):
@@ -69,31 +85,104 @@ def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
 
 
 def render(report: HealthReport) -> str:
-    """Return the numbers of both, a line each: the layer before, then the culprit."""
+    """Return both histograms side by side in at most 100 columns, and a line of numbers for each.
+
+    A bin holds the values of one sign between two powers of two. Bars are of ``#`` where standard
+    output cannot encode blocks.
+    """
     exhibit = culprit_and_predecessor(report)
     if exhibit is None:
         return headline(report)
     culprit, before = printable(exhibit.culprit.label), exhibit.predecessor
     beside = "" if before is None else f", beside {printable(before.label)} computed just before"
-    records = [record for record in (before, exhibit.culprit) if record is not None]
-    rows = [Row(_numbers(r.label, s)) for r in records if (s := exhibit.statistics(r)) is not None]
-    is_absent = exhibit.statistics(exhibit.culprit) is None
+    panels = [
+        (abbreviate(printable(record.label), BAR), seen)
+        for record in (before, exhibit.culprit)
+        if record is not None and (seen := exhibit.statistics(record))
+    ]
+    remarks = [f"{title}: bins counted on a sample" for title, s in panels if s.histogram_sampled]
+    if exhibit.statistics(exhibit.culprit) is None:
+        remarks.append(printable(exhibit.culprit.why_not_seen(exhibit.role)))
     return Document(
         f"{exhibit.role.replace('_', ' ')} of {culprit} ({exhibit.violation.check}){beside}",
-        columns=[Column(title, is_text=title in _TEXTS) for title in _TITLES],
-        rows=rows,
-        remarks=["", printable(exhibit.culprit.why_not_seen(exhibit.role))] if is_absent else [],
+        columns=[
+            Column(""),
+            *(Column(t, is_text=True) for title, _ in panels for t in (title, "")),
+        ],
+        rows=[*_histograms([seen for _, seen in panels])] if panels else [],
+        code=_numbers(panels) if panels else [],
+        remarks=remarks if panels else ["", *remarks],
     ).text(width=WIDTH)
 
 
-_TITLES = ("", "mean", "std", "min", "max", "zeros", "dead", "NaN", "inf", "dtype", "shape")
-_TEXTS = ("", "dtype", "shape")
-_NAME = 26  # characters of a layer's name, at most
+def _histograms(tensors: Sequence[TensorStatistics]) -> Iterator[Row]:
+    """Yield a row a bin, from the first filled one to the last, zeros, and what is not finite."""
+    try:
+        BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        ink = BLOCKS
+    except (UnicodeEncodeError, LookupError):
+        ink = "#"
+    starts = bin_starts(tensors)
+    counts = np.array([[*binned(seen, starts), seen.nonfinite_count] for seen in tensors])
+    parts = counts / np.array([[max(1, seen.count)] for seen in tensors])
+    edges = [*map(power_of_two, starts)]
+    positive = [f"{low} .. {high}" for low, high in pairwise(["0", *edges])]
+    negative = [f"-{high} .. {f'-{low}' if low else 0}" for low, high in pairwise(["", *edges])]
+    filled = [*np.flatnonzero(counts[:, :-1].any(axis=0)).tolist(), len(positive)]
+    for at, name in enumerate([*negative[::-1], "zero", *positive, "NaN, inf"]):
+        if min(filled) <= at <= max(filled) or (
+            at == 2 * len(positive) + 1 and counts[:, -1].any()
+        ):
+            bars = [
+                (
+                    bar(part / (parts.max() or 1.0), ink).ljust(BAR),
+                    f"{percent(part) if part else '':>4} ",
+                )
+                for part in parts[:, at]
+            ]
+            yield Row([name, *chain(*bars)])
 
 
-def _numbers(label: str, seen: TensorStatistics) -> list[str]:
-    numbers = map(number, (seen.mean, seen.std, seen.min, seen.max))
-    shares = map(percent, (seen.zero_fraction, seen.dead_fraction))
-    counts = (f"{count:,}" for count in (seen.nan_count, seen.inf_count))
-    name = abbreviate(printable(label), _NAME)
-    return [name, *numbers, *shares, *counts, seen.dtype, shape(seen.shape)]
+def bin_starts(tensors: Iterable[TensorStatistics]) -> list[int]:
+    """Return the lowest exponent of each bin and the end of the last, shared by all `tensors`.
+
+    Values below the first are in a bin of their own, which reaches down to zero.
+    """
+    tensors = [seen for seen in tensors if len(seen.exponents.counts)]
+    if not tensors:
+        return [0, 1]
+    highest = max(seen.exponents.highest for seen in tensors)
+    # the lowest exponent kept also holds what is smaller, so it belongs to the bin at zero
+    below = [np.cumsum(seen.exponents.counts.sum(axis=1)) for seen in tensors]
+    starts = [  # no more than `TAIL` of the values are below
+        seen.exponents.lowest + int(np.searchsorted(counts, TAIL * counts[-1], "right"))
+        for seen, counts in zip(tensors, below, strict=True)
+    ]
+    lowest = max(LOWEST_EXPONENT + 1, min(starts))
+    signs = sum(any(seen.exponents.counts[:, sign].any() for seen in tensors) for sign in (0, 1))
+    step = math.ceil((highest + 1 - lowest) / (MAX_BINS // signs)) or 1
+    return [*range(lowest, highest + 1, step), highest + 1]
+
+
+def binned(seen: TensorStatistics, starts: Sequence[int]) -> list[int]:
+    """Return how many values each bin of `bin_starts` holds, the most negative first."""
+    rows = np.zeros((len(starts), 2), dtype=np.int64)
+    for exponent, counts in enumerate(seen.exponents.counts, seen.exponents.lowest):
+        rows[np.searchsorted(starts[:-1], exponent, "right")] += counts
+    return [*rows[::-1, 0].tolist(), seen.zero_count, *rows[:, 1].tolist()]
+
+
+def bar(part: float, ink: str) -> str:
+    """Return a bar of `part` times `BAR` characters; something that is not nothing is seen."""
+    whole, rest = divmod(math.ceil(part * BAR * len(ink)), len(ink))
+    return ink[-1] * whole + (ink[rest - 1] if rest else "")
+
+
+def _numbers(panels: Iterable[tuple[str, TensorStatistics]]) -> list[str]:
+    rows = [["", "mean", "std", "min", "max", "zeros", "dead", "NaN", "inf", "dtype", "shape"]]
+    for title, seen in panels:
+        numbers = map(number, (seen.mean, seen.std, seen.min, seen.max))
+        shares = map(percent, (seen.zero_fraction, seen.dead_fraction))
+        counts = (f"{count:,}" for count in (seen.nan_count, seen.inf_count))
+        rows.append([title, *numbers, *shares, *counts, seen.dtype, shape(seen.shape)])
+    return table(rows, left=(0, 9, 10))

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from pytest_modelhealth.statistics import HIGHEST_EXPONENT
+
 NOT_SEEN = "-"  # where there is no number: no such tensor, or it was not observed
 
 
@@ -20,6 +22,14 @@ def number(value: float | None) -> str:
     if -3 <= power <= 4:
         return f"{value:.{max(0, 2 - power)}f}"
     return f"{mantissa}e{power}"
+
+
+def power_of_two(exponent: int) -> str:
+    """Return ``2**exponent``, in full where that is short; ``"inf"`` above all exponents kept."""
+    if exponent > HIGHEST_EXPONENT:
+        return "inf"
+    value = 2.0**exponent
+    return f"{value:g}" if -4 <= exponent <= 13 else number(value)
 
 
 def beside_limit(value: float, limit: float | None) -> str:

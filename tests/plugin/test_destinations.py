@@ -61,7 +61,7 @@ def test_each_failing_test_has_a_folder(everything: Run) -> None:
     ]
     text = folders["test_dead"].joinpath("failure.txt").read_text(encoding="utf-8")
     assert shown[:5] == [one for one in text.splitlines() if one][:5]
-    assert "mean    std" in text
+    assert "█" in text
     data = json.loads(folders["test_dead"].joinpath("report.json").read_text())
     violation = data["violations"][0]
     assert violation["defined_at"].partition(":")[0] == inspect.getsourcefile(torch.nn.ReLU)

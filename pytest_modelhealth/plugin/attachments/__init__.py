@@ -92,7 +92,7 @@ class Evidence:
 
     @cached_property
     def text(self) -> str:
-        """The numbers of both layers; empty where there is nothing more than the failure says."""
+        """Text histograms; empty where there is nothing more than the failure says."""
         if not self._is_report or self._rendered("evidence", "culprit_and_predecessor") is None:
             return ""
         return str(self._rendered("evidence", "render"))

@@ -11,7 +11,7 @@ from pytest_modelhealth.plugin.attachments import Evidence
 
 
 def terminal(item: pytest.Item, report: pytest.TestReport, evidence: Evidence) -> None:
-    """Append both layers' numbers; where the test failed otherwise, behind the verdict."""
+    """Append text histograms; where the test failed for another reason, behind the verdict."""
     if item.config.getoption("tbstyle", "auto") in ("line", "no"):
         return
     verdict = "" if evidence.explains_failure else f"{evidence.report!r}\n"
