@@ -127,10 +127,11 @@ def gallery() -> str:
         PICTURES,
     ]
     for picture in GALLERY:
+        link = f"checks.md#{picture.check}" if picture.check else "../how-to/compare.md"
         parts += [
             f"## {picture.title}",
-            f"![{picture.title}](../images/failures/{picture.check}.png)",
-            f"{picture.caption} ([the model](checks.md#{picture.check}), `{picture.call}`)",
+            f"![{picture.title}](../images/failures/{picture.name}.png)",
+            f"{picture.caption} ([the model]({link}), `{picture.call}`)",
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -157,18 +158,26 @@ class Recorder:
         inspector.monitor = monitor  # type: ignore[method-assign]
         return inspector
 
+    def compare(self, *arguments: Any, **options: Any) -> Any:
+        """Compare two models, and keep the result."""
+        from pytest_modelhealth import compare
+
+        self.made["comparison"] = compare(*arguments, **options)
+        return self.made["comparison"]
+
 
 def draw(picture: Picture) -> None:
     """Draw a picture of the gallery anew."""
     from pytest_modelhealth import ModelHealthError
 
-    recorder, functions = Recorder(), runpy.run_path(str(ROOT / example_of(picture.check)))
+    file = ROOT / (example_of(picture.check) if picture.check else picture.file)
+    recorder, functions = Recorder(), runpy.run_path(str(file))
     (test,) = [function for name, function in functions.items() if name.startswith("test_")]
     with suppress(ModelHealthError):
         test(recorder)
     figure = eval(picture.call, {}, recorder.made)  # ours, and shown on the page
     FIGURES.mkdir(parents=True, exist_ok=True)
-    figure.savefig(FIGURES / f"{picture.check}.png", dpi=100, metadata={"Software": None})
+    figure.savefig(FIGURES / f"{picture.name}.png", dpi=100, metadata={"Software": None})
 
 
 def same_words(one: str, other: str) -> bool:
@@ -213,8 +222,8 @@ def _stale(pages: dict[Path, str]) -> Iterator[str]:
         if not path.exists() or not same_words(text, path.read_text(encoding="utf-8")):
             yield f"{path} does not have what the tests say: run {__file__}"
     for picture in GALLERY:
-        if not (FIGURES / f"{picture.check}.png").exists():
-            yield f"the picture {picture.check} is missing: run {__file__} --figures"
+        if not (FIGURES / f"{picture.name}.png").exists():
+            yield f"the picture {picture.name} is missing: run {__file__} --figures"
 
 
 if __name__ == "__main__":

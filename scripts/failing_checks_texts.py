@@ -9,16 +9,23 @@ class Picture(NamedTuple):
     """A picture of the gallery.
 
     Args:
-        check: whose model it is of.
+        check: whose model it is of, or empty.
         title: what went wrong.
         call: what draws it, from what the test made.
         caption: two sentences.
+        file: the example, where there is no check.
     """
 
     check: str
     title: str
     call: str
     caption: str
+    file: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the file, without its ending."""
+        return self.check or "comparison"
 
 
 GALLERY = [
@@ -63,6 +70,14 @@ GALLERY = [
         "monitor.plot()",
         "A schedule raises the rate a hundredfold at step 80. Updates as large as the weights undo "
         "in two steps what eighty have learnt.",
+    ),
+    Picture(
+        "",
+        "A refactor that changes the numbers",
+        "comparison.plot_errors()",
+        "A fused attention divides by the wrong width. Errors are within rounding up to the first "
+        "attention, and far beyond it from there on.",
+        "examples/broken/test_refactored_attention.py",
     ),
 ]
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.alignment.result import Alignment, Cause, Change, Pair
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
 from pytest_modelhealth.report.verdict import HasVerdict, Renderer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORWARD = ("inputs", "activations", "outputs")
 
@@ -172,3 +175,8 @@ class Comparison(HasVerdict):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
         return dict(self._shown("comparison", "to_dict"))
+
+    def plot_errors(self) -> Figure:
+        """Return a figure of the error beside its noise through the depth of the model."""
+        figure: Figure = self._shown("figures", "plot_errors")
+        return figure

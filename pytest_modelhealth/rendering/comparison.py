@@ -67,7 +67,7 @@ def failure(comparison: Comparison, width: int | None = None) -> str:
     if ours or theirs:
         there = f", in the candidate {theirs}" if ours and theirs not in ("", ours) else ""
         code.append(f"called at:    {ours or theirs}{there}")
-    code += [*_remarks(comparison), "look:         print(comparison)"]
+    code += [*_remarks(comparison), "look:         print(comparison), comparison.plot_errors()"]
     return replace(
         document(comparison),
         facts=["", *(f"  {text}" for text in evidence)] if evidence else [],

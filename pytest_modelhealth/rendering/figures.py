@@ -1,4 +1,4 @@
-"""The figures of a report: the page's charts, drawn again from their SVG.
+"""The figures of a report and a comparison: the page's charts, drawn again from their SVG.
 
 Their colours are those of `charts.css`. Figures are made without pyplot: no global state, no
 window, nothing to close. One report always gives the same bytes.
@@ -23,13 +23,15 @@ from matplotlib.patches import Circle, FancyBboxPatch, Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 
+from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest_layer
 from pytest_modelhealth.rendering.charts import flow as flow_chart
-from pytest_modelhealth.rendering.charts.rows import depth
+from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import LETTER, STYLE
 from pytest_modelhealth.rendering.charts.values import histograms
 from pytest_modelhealth.rendering.notation import few, number, plural, printable, shape
 from pytest_modelhealth.rendering.recorded import (
+    comparison_data,
     evidence_data,
     findings_data,
     flow_data,
@@ -44,15 +46,15 @@ FLOWING = ("activations", "gradients", "parameter_gradients")
 MOST_ALARMS = 4  # findings that are written above a figure
 
 
-def figures(made: object) -> dict[str, Figure]:
+def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
     """Return the figures that explain a verdict, by name; only those there is something for.
 
     Of a report ``culprit`` has the histogram of its layer below that of the layer before it, in the
     role that is violated, and ``gradient_flow`` shows the whole model.
     """
+    if isinstance(made, Comparison):
+        return {"error_depth": plot_errors(made)}
     drawn: dict[str, Figure] = {}
-    if not isinstance(made, HealthReport):  # a comparison says it all in its table
-        return drawn
     if tensors := [(one["label"], one) for one in encode(evidence_data(made))]:
         label, culprit = tensors[-1]
         title = f"{culprit['role'].replace('_', ' ')} of {label}"
@@ -143,6 +145,19 @@ def plot_flow(report: HealthReport) -> Figure:
         raise InspectionError(f"no flow was recorded in this run: {why or compiled}")
     chart = flow_chart.flow(found, encode(findings_data(report)), "")
     return figure_of(chart, f"flow of {report.observation.model_type}", alarms=_alarms(report))
+
+
+def plot_errors(comparison: Comparison) -> Figure:
+    """Return a figure of relative L2 errors, forward and backward, the first layer at the top.
+
+    The bar of a row ends where the noise times the factor does: up to there rounding explains an
+    error. Rows that have diverged are tinted; the culprit's name is red. No error is drawn hollow
+    at the left edge, what has no number (NaN, another shape, a missing gradient) as a cross at the
+    right.
+    """
+    verdict = "equivalent" if comparison.equivalent else "not equivalent"
+    title = f"{verdict}: {comparison.reference} and {comparison.candidate}"
+    return figure_of(errors(encode(comparison_data(comparison)), ""), title)
 
 
 # Charts in matplotlib

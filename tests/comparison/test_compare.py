@@ -172,6 +172,24 @@ def test_it_is_plain_data_on_request(broken):
     assert pickle.loads(pickle.dumps(broken)).to_dict() == broken.to_dict()
 
 
+def test_a_picture_shows_every_layer_that_was_compared(broken):
+    """The figure has a row for each, and the culprit's name is red."""
+    figure = broken.plot_errors()
+    labels = {text.get_text(): text.get_color() for text in figure.axes[0].texts}
+    layers = [layer for layer in broken.layers.values() if layer.tensors]
+    assert {layer.label for layer in layers} <= labels.keys()
+    assert labels["blocks.1.ln2"] != labels["blocks.0.ln2"]
+    assert any(label.startswith("not equivalent") for label in labels)
+    same = compared("the_same_object").plot_errors()
+    assert same.axes[0].texts[0].get_text().startswith("equivalent")
+
+
+@pytest.mark.parametrize("name", ["nan_in_a_weight", "parameter_frozen"])
+def test_a_picture_is_drawn_of_what_has_no_number(name):
+    """NaN and missing gradients are drawn as crosses, not as errors of the plot."""
+    compared(name).plot_errors().canvas.draw()
+
+
 def test_compiled_code_is_what_is_compared():
     """A backend whose outputs, or the averages that it leaves, are wrong is caught."""
 

@@ -51,7 +51,7 @@ def test_each_failing_test_has_a_folder(everything: Run) -> None:
     assert f"modelhealth: figures of 17 tests in {root}" in everything.text.splitlines()
     for name, folder in folders.items():
         pictures = {path.name: path.read_bytes() for path in folder.glob("*.png")}
-        wanted = set() if name == "test_different" else {"culprit.png"}
+        wanted = {"error_depth.png"} if name == "test_different" else {"culprit.png"}
         assert wanted <= pictures.keys(), name
         assert all(picture.startswith(PNG) for picture in pictures.values())
         data = json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)

@@ -32,7 +32,7 @@ REPORT = {
 }  # fmt: skip
 COMPARISON = {
     False: (
-        repr, str, len, Comparison._repr_html_, Comparison.to_dict,
+        repr, str, len, Comparison._repr_html_, Comparison.to_dict, Comparison.plot_errors,
         lambda found: (found["0"].diverged, found.first_divergence),
         lambda found: (found.diverged, found.changed_names, found.outputs),
     ),

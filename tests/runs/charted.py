@@ -145,10 +145,13 @@ def hostile() -> dict[str, list[Any]]:
     ]
     edges = [(a, b, False, "<b>x</b> __proto__") for a, b in itertools.pairwise(HOSTILE)]
     found = [violation(HOSTILE[0], "<i>check</i>")]
+    different = made.compared("activations", 1.0, 1e-3, True)
+    rows = [made.aligned(name, different) for name in HOSTILE]
     return {
         "histograms": [tensor(HOSTILE[0], name=HOSTILE[1], zeros=1)],
         "depth": [layers, found],
         "flow": [flow_of(edges, HOSTILE), found],
+        "errors": [made.comparison(*rows, culprit=HOSTILE[0])],
     }  # fmt: skip
 
 

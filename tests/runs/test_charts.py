@@ -16,7 +16,7 @@ import pytest
 
 from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
-from pytest_modelhealth.rendering.charts.rows import depth
+from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import link_to
 from pytest_modelhealth.rendering.charts.values import histograms
 from pytest_modelhealth.runs.page.panels import drawn as drawn_of
@@ -29,6 +29,7 @@ from tests.runs.charted import (
     Edge,
     boxes_of,
     chain,
+    comparison,
     finding,
     flow_of,
     hostile,
@@ -45,12 +46,14 @@ from tests.runs.charted import (
     violation,
     way_through,
 )
+from tests.runs.difference import made
 from tests.runs.made_runs import inspection
 
 DRAWN: dict[str, Callable[..., str]] = {
     "histograms": lambda tensor: histograms([(tensor["role"], tensor)], row=80),
     "depth": lambda layers, violations: depth(layers, violations, "t0-0"),
     "flow": lambda found, violations: flow(found, violations, "t0-0"),
+    "errors": lambda found: errors(found, "t0-0"),
     "course": course,
 }
 
@@ -291,6 +294,41 @@ def test_flow_has_a_box_for_all_on_the_way() -> None:
     assert any("in part" in text for text in texts(svg))
 
 
+# Comparison
+
+
+def test_errors_can_be_read_off_their_axes() -> None:
+    """Points stand at the errors, bars end at noise times limit, each pass on its own axis."""
+    svg = draw("errors", comparison(8, 5))
+    forward, backward = map(reader, of_class(svg, "axis"))
+    expected = pytest.approx([3e-7] * 5 + [1e-2] * 3, rel=0.02)
+    assert [*map(forward, places(svg, "activations"))] == expected
+    expected = pytest.approx([4e-7] * 5 + [2e-2] * 3, rel=0.02)
+    assert [*map(backward, places(svg, "gradients"))] == expected
+    ends = [sum(numbers(bar, "x", "width")) for bar in of_class(svg, "ranges")]
+    assert [*map(forward, ends[:8])] == pytest.approx([8e-7] * 8, rel=0.02)
+    assert [*map(backward, ends[8:])] == pytest.approx([1.6e-6] * 8, rel=0.02)
+    assert [one.text for one in of_class(svg, "name", "culprit")] == ["l.5"]
+    assert "first divergence at l.5" in finding(svg)
+
+
+def test_errors_mark_layers_of_one_side() -> None:
+    """A layer that one side lacks has its row and a sign; an error without a number is a cross."""
+    data = comparison(6, 9)
+    data["layers"].append(made.aligned("", made.compared("outputs"), label="output"))
+    (activations,) = of_class(draw("errors", data), "series", "activations")
+    assert len(of_class(activations, "point")) == 7  # outputs stand beside the activations
+    data["layers"][1].update(candidate=None, tensors=[])
+    data["layers"][2].update(reference=None, label="new", tensors=[])
+    data["layers"][3]["tensors"] = [made.compared(error=None, diverged=True)]
+    data["layers"][4]["tensors"] = [made.compared(error=0.0)]
+    svg = draw("errors", data)
+    names = [one.text for one in of_class(svg, "name")]
+    assert {"l.1 (\N{MINUS SIGN})", "new (+)"} <= set(names)
+    assert len(of_class(svg, "bad")) == 1
+    assert len(of_class(svg, "zero")) == 1
+
+
 # Training
 
 
@@ -333,6 +371,7 @@ def test_names_are_text(chart: str) -> None:
         ("depth", [[], []]),
         ("depth", [[layer("a", tensor("activations", None, min=None, max=None))], []]),
         ("flow", [flow_of([]), []]),
+        ("errors", [{"layers": [], "divergence": None}]),
         ("course", [{"steps": [], "loss": []}, [1]]),
         ("course", [{"steps": [1], "loss": [None]}]),
         ("course", [{"steps": [1, 2], "loss": [-1.7e308, 1.7e308]}]),

@@ -432,6 +432,7 @@ def test_without_a_script_verdicts_and_stories_are_read(browser: Browser, addres
         assert len(marks := page.evaluate(LANDMARKS)) == len(set(map(tuple, marks))) > 5, marks
         assert text.count("likely cause: its bias (mean -10) holds them on the flat side") == 1
         assert page.locator("a[href='#t0-0']").is_visible()
+        assert page.locator("#t2-0 .chart-errors").is_visible()
 
 
 HOSTILE = (

@@ -38,10 +38,11 @@ class Series(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """An axis with its series."""
+    """An axis with its series; `ranges` are bars up to there."""
 
     title: str
     series: Sequence[Series]
+    ranges: Sequence[float] = ()
 
 
 def selection(weights: Sequence[int], most: int = MOST) -> list[int]:
@@ -102,10 +103,10 @@ def _panel(
     panel: Panel, ys: Sequence[float], x: float, width: float, bottom: float
 ) -> Iterator[str]:
     values = [value for series in panel.series for value in series.values if value is not None]
-    positive = [value for value in values if value > 0]
+    positive = [value for value in (*values, *panel.ranges) if value > 0]
     has_zeros, has_bad = 0 in values, any(map(math.isnan, values))
     yield svg.write(x, 12, panel.title, "strong")
-    if not values:
+    if not values and not positive:
         yield svg.write(x, HEAD + 14, "none were measured", "quiet slanted")
         return
     left, right = x + GUTTER * has_zeros, x + width - GUTTER * has_bad
@@ -119,12 +120,18 @@ def _panel(
     axis += [svg.write(low, bottom + 15, "0", "quiet small middle")] * has_zeros
     axis += [svg.write(high - 2, bottom + 15, "NaN", "alarm small middle")] * has_bad
     yield svg.tag("g", *axis, class_="axis")
+    pitch = (bottom - HEAD) / len(ys)
+    for y, most in zip(ys, panel.ranges, strict=False):
+        if most > 0:
+            yield svg.rect(left, y - pitch / 2 + 2, scale.at(most) - left, pitch - 4, "ranges")
     for series in panel.series:
         parts = [*_series(series, ys, scale, low, high), " "]
         yield svg.tag("g", *parts, class_=f"series {series.key} {series.style}")
         glyph = "\u25c6" if series.style == "second" else "\u25cf"
         yield svg.write(x, 30, f"{glyph} {series.name}", f"small coloured {series.style}")
         x += 26 + len(series.name) * svg.LETTER * 0.93
+    if any(panel.ranges):
+        yield svg.write(x, 30, "\u2592 explained by rounding", "small quiet")
 
 
 def _series(
@@ -209,3 +216,53 @@ def _value(layer: Mapping[str, Any], role: str) -> float | None:
 
 
 # Errors through depth
+
+
+def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
+    """Return a chart of how far a candidate is from its reference, and what rounding explains."""
+    divergence = comparison["divergence"]
+    every = [
+        layer
+        for layer in comparison["layers"]
+        if layer["tensors"] or None in (layer["reference"], layer["candidate"])
+    ]
+    if not every:
+        return svg.nothing("errors", "No layers were compared.")
+    first = () if divergence is None else (divergence["layer"], divergence["candidate"])
+    names = [one["candidate"] if one["reference"] is None else one["reference"] for one in every]
+    weights = [(n in first) + one["diverged"] for n, one in zip(names, every, strict=True)]
+    layers = [every[at] for at in selection(weights)]
+    passes = {
+        "activations": [_worst(layer, "activations", "outputs") for layer in layers],
+        "gradients": [_worst(layer, "gradients", "parameter_gradients") for layer in layers],
+    }
+    panels = []
+    for (name, worst), style in zip(passes.items(), ("first", "second"), strict=True):
+        values = [None if one is None else _number(one["error"]) for one in worst]
+        allowed = [_number(o["noise"]) * _number(o["limit"]) if o else 0.0 for o in worst]
+        ranges = [0.0 if math.isnan(one) else one for one in allowed]
+        series = [Series(name, "error", values, style)]
+        panels.append(Panel(f"{name}: relative error", series, ranges))
+    rows, notes = [], [_part(layers, every)]
+    finding = f"{sum(layer['diverged'] for layer in every)} of {plural(len(every), 'layer')} differ"
+    for layer in layers:
+        name, sign = layer["reference"], ""
+        if None in (layer["reference"], layer["candidate"]):
+            sign = " (+)" if name is None else " (\N{MINUS SIGN})"
+            name = layer["candidate"] if name is None else name
+            notes[1:] = ["(+) only in the candidate, (\N{MINUS SIGN}) only in the reference"]
+        rows.append(Row(name, svg.label_of(layer, name) + sign, name in first))
+        finding += f"; first divergence at {rows[-1].label}" * (name in first)
+    return rows_chart("errors", anchor, rows, panels, finding, "; ".join(filter(None, notes)))
+
+
+def _worst(layer: Mapping[str, Any], *roles: str) -> Mapping[str, Any] | None:
+    """Return the tensor furthest beyond its noise; a ratio of ``None`` is infinite."""
+    tensors = [tensor for tensor in layer["tensors"] if tensor["role"] in roles]
+    return max(
+        tensors, key=lambda one: math.inf if one["ratio"] is None else one["ratio"], default=None
+    )
+
+
+def _number(value: float | None) -> float:
+    return float(value) if value is not None and svg.finite(value) else math.nan

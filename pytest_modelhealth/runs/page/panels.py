@@ -13,7 +13,7 @@ from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
-from pytest_modelhealth.rendering.charts.rows import depth
+from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.values import histograms
 from pytest_modelhealth.rendering.document import templates
 from pytest_modelhealth.rendering.notation import in_bytes, number, plural
@@ -36,7 +36,7 @@ def drawn(result: Mapping[str, Any], anchor: str) -> tuple[Markup, Markup]:
 @cache
 def _macros() -> Any:
     template = templates(Path(__file__).parent / "templates").get_template("panels.html")
-    known = (course, depth, flow, histograms, in_bytes, number, plural)
+    known = (course, depth, errors, flow, histograms, in_bytes, number, plural)
     names: dict[str, Any] = {one.__name__: one for one in known}
     names |= {"svg": svg, "heaviest": _heaviest}
     return template.make_module(names)
