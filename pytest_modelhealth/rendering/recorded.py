@@ -6,11 +6,12 @@ Charts are drawn of the same data, on the page of a run as in a figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
+import numpy as np
 
 from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
@@ -196,7 +197,12 @@ def _way(edges: list[Edge], kinds: dict[str, str], culprit: str) -> list[str]:
 
 # A training
 
-MOST_STEPS = 256
+MOST_STEPS, MOST_LAYERS = 256, 32
+"""Of more layers, those that something is found in come before the others."""
+
+SHOWN = (
+    "activation_rms", "gradient_norm", "parameter_gradient_norm", "update_ratio", "dead_fraction"
+)  # fmt: skip
 
 
 def _course(report: HealthReport) -> dict[str, Any] | None:
@@ -204,14 +210,43 @@ def _course(report: HealthReport) -> dict[str, Any] | None:
     history = report._history
     if history is None or not len(history):
         return None
+    judgement = report._judgement
+    accused = {found.layer for found in (*judgement.violations, *judgement.warned)}
+    layers = sorted(enumerate(history.layers), key=lambda one: one[1] not in accused)
+    listed = sorted(at for at, _ in layers[:MOST_LAYERS])
     every = -(-len(history) // MOST_STEPS)
-    return course_data(history, sorted({*range(0, len(history), every), len(history) - 1}))
+    taken = sorted({*range(0, len(history), every), len(history) - 1})
+    return course_data(history, SHOWN, listed, taken)
 
 
-def course_data(history: History, rows: Sequence[int]) -> dict[str, Any]:
-    """Return what is drawn of some steps of a training."""
-    loss = (x if math.isfinite(x) else None for x in history.loss[rows].tolist())
-    return {"steps": history.steps[rows].tolist(), "loss": [*loss]}
+def course_data(
+    history: History, statistics: Iterable[str], layers: Iterable[int], steps: Sequence[int]
+) -> dict[str, Any]:
+    """Return what is drawn of a training; infinity stands for what was not finite."""
+    values = {}
+    for name in statistics:
+        own = history[name]
+        is_bad = np.isinf(own) | _is_of_bad(history, name, own)
+        values[name] = np.where(is_bad, np.inf, own)[steps]
+    return {
+        "steps": history.steps[steps].tolist(),
+        "loss": [x if math.isfinite(x) else None for x in history.loss[steps].tolist()],
+        "layers": {
+            history.layers[at]: {name: own[:, at].tolist() for name, own in values.items()}
+            for at in layers
+        },
+    }
+
+
+def _is_of_bad(history: History, statistic: str, values: Any) -> Any:
+    """Return where a statistic over steps and layers is of numbers that were not finite."""
+    if statistic == "update_ratio":
+        after = history["parameter_nonfinite"] > 0
+        last = history["parameter_gradient_nonfinite"][-1:] > 0
+        return after | (np.isnan(values) & np.concatenate([after[1:], last]))
+    if statistic == "dead_fraction":
+        return (history["activation_nonfinite"] > 0) & ~np.isnan(values)
+    return history[f"{statistic.rpartition('_')[0]}_nonfinite"] > 0
 
 
 # A comparison

@@ -1,11 +1,11 @@
-"""A training through time: what there is to say of it as text, and its loss as a figure."""
+"""A training through time: what there is to say of it as text, and its layers as a figure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from itertools import starmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,20 +104,26 @@ _MOST_EVENTS = 8  # that are told above a figure
 def plot_training(
     history: History, events: Iterable[tuple[int, str, str]] = (), worst: Event | None = None
 ) -> Figure:
-    """Return a figure of a training: the loss over its steps, and what went wrong when.
+    """Return a figure of a training: the loss, gradient norms, dead units and update ratios.
+
+    Layers stand in execution order. A layer that holds others has a row only where it owns
+    parameters. Where steps share a column, the worst of them is shown: what is not finite first,
+    then what is farthest from the rest.
 
     Args:
         history: the watched steps; there is at least one.
-        events: what went wrong, each a step, a layer and a text: a numbered line, the text above.
+        events: what went wrong, each a step, a layer and a text: a line through all panels, a ring
+            in the row of the layer, the text above.
         worst: the gravest of them, for the line at the top.
     """
-    from pytest_modelhealth.rendering.charts.course import course
+    from pytest_modelhealth.rendering.charts.course import MOST_COLUMNS, course
     from pytest_modelhealth.rendering.figures import figure_of
-    from pytest_modelhealth.rendering.recorded import course_data
 
     listed = sorted(starmap(Event, events), key=lambda event: event.step)
-    chart = course(course_data(history, range(len(history))), [event.step for event in listed])
+    chart = course(course_of(history), "", [event[:2] for event in listed])
     said = [headline(history, worst).partition(": ")[2]]
+    if (every := -(-len(history) // MOST_COLUMNS)) > 1:
+        said.append(f"a column is {every} watched steps, the worst shown")
     alarms = [
         f"{at}  step {event.step}, {layer_label(event.layer)}: {shorten(event.text, 110)}"
         for at, event in enumerate(listed[:_MOST_EVENTS], start=1)
@@ -125,3 +131,13 @@ def plot_training(
     more = len(listed) - _MOST_EVENTS
     alarms += [f"and {more} more"] * (more > 0)
     return figure_of(chart, f"training of {shorten(history.model_type, 36)}", said, alarms)
+
+
+def course_of(history: History) -> dict[str, Any]:
+    """Return what a figure shows of a training, by the keys of the file of a run."""
+    from pytest_modelhealth.rendering.recorded import course_data
+
+    has_gradients = np.isfinite(history["parameter_gradient_norm"]).any()
+    norm = "parameter_gradient_norm" if has_gradients else "gradient_norm"
+    statistics, layers = (norm, "dead_fraction", "update_ratio"), np.flatnonzero(shown(history))
+    return course_data(history, statistics, layers.tolist(), range(len(history)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,11 +18,21 @@ from torch import nn
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.rendering import renderer
+from pytest_modelhealth.rendering.charts.course import (
+    BAD,
+    MISSING,
+    MOST_COLUMNS,
+    MOST_ROWS,
+    ZERO,
+    course,
+)
+from pytest_modelhealth.rendering.training import course_of
 from pytest_modelhealth.report import Finding
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.row import STATISTICS, Event, StepRow
 from tests.rendering.reports import HOSTILE
 from tests.rendering.test_figures import png
+from tests.runs.charted import of_class
 
 USUAL = {name: 0.0 if "nonfinite" in name else 1.0 for name in STATISTICS} | {
     "dead_fraction": 0.0,
@@ -134,27 +146,88 @@ CASES = {
     "large": large,
 }
 
+GRADIENT, DEAD, UPDATE = range(3)
+
 
 def texts(figure: Figure) -> str:
     """Everything that is written in the figure."""
     return "\n".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))
 
 
-def test_a_loss_that_is_no_number_is_told() -> None:
-    """Where it began, or that none was given."""
-    assert "NaN or inf from step 15" in texts(exploding().plot())
+def panels(history: History, *events: tuple[int, str]) -> list[ET.Element]:
+    """The maps of a training."""
+    svg = str(course(course_of(history), "", events))
+    return of_class(ET.fromstring(svg), "cells")
+
+
+def rows(panel: ET.Element) -> list[str]:
+    """The names of its rows."""
+    return [name.text or "" for name in of_class(panel, "name")]
+
+
+def cells(panel: ET.Element, kind: str) -> list[tuple[float, float, float]]:
+    """Left, top and width of runs of cells of a class."""
+    return [
+        (float(x), float(y), float(width))
+        for path in of_class(panel, kind)
+        for x, y, width in re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)", path.get("d", ""))
+    ]
+
+
+def test_a_reader_sees_which_layer_died_when() -> None:
+    """Zeros of gradients are black from that step on, in rows in execution order.
+
+    Containers without parameters have no row, and a ReLU none among gradients of parameters.
+    """
+    shown = panels(dying())
+    assert [rows(panel) for panel in shown] == [["fc1", "fc2"], ["relu"], ["fc1", "fc2"]]
+    assert "2 further layers never had one" in texts(dying().plot())
+    ((left, _, width),) = cells(shown[GRADIENT], ZERO)
+    start, end = min(x for x, *_ in cells(shown[GRADIENT], "cell")), left + width
+    assert (end - left) / (end - start) == pytest.approx(14 / 20, abs=0.01)
+    assert [name.text for name in of_class(shown[GRADIENT], "name", "alarm")] == ["fc1"]
+
+
+def test_what_is_not_finite_is_loud_and_what_was_not_seen_is_grey() -> None:
+    """Neither is drawn as a number, and both are in the key; without them it is silent."""
+    for at in (GRADIENT, UPDATE):
+        panel = panels(exploding())[at]
+        runs = cells(panel, BAD)
+        assert len(runs) == 2
+        assert runs[0][0] == runs[1][0] > min(x for x, *_ in cells(panel, "cell"))
+    drawn = texts(exploding().plot())
+    assert "not finite" in drawn
+    assert "NaN or inf from step 15" in drawn  # of the loss
     assert "no finite loss was given" in texts(without_loss().plot())
+    panel = panels(late())[GRADIENT]
+    ((_, top, _),) = cells(panel, MISSING)
+    assert top == max(y for _, y, _ in cells(panel, "cell"))
+    silent = texts(history().plot())
+    assert "not finite" not in silent
+    assert "no number" not in silent
 
 
-def test_events_are_numbered_and_told_above() -> None:
-    """A line at each, those near each other with one number; in order, the first eight as text."""
+def test_events_are_marked_in_every_panel_and_at_their_layer() -> None:
+    """A line through all panels, the layer in red, a number and the text above."""
     events = [(30, "fc2", "later"), Event(12, "relu", "all units dead"), (12, "fc1", "no gradient")]
     drawn = texts(dying().plot(events=events))
     assert "1  step 12, relu: all units dead" in drawn
     assert "3  step 30, fc2: later" in drawn
-    assert {"1-2", "3"} <= set(drawn.splitlines())
+    assert "1-2" in drawn.splitlines()
+    red = [of_class(panel, "name", "alarm") for panel in panels(history(), (12, "fc1"))]
+    assert [[name.text for name in found] for found in red] == [["fc1"], [], ["fc1"]]
     many = texts(dying().plot(events=[(12, "relu", f"event {i}") for i in range(30)]))
     assert "and 22 more" in many
+
+
+def test_one_bad_cell_of_half_a_million_is_drawn() -> None:
+    """Layers that went wrong come first, and of steps in a column the worst is shown."""
+    every, dead, _ = panels(large())
+    assert rows(dead) == ["encoder.layers.12.part.5"]
+    assert len({y for _, y, _ in cells(every, "cell")}) <= MOST_ROWS
+    assert f"a column is {-(-899 // MOST_COLUMNS)} watched steps" in texts(large().plot())
+    assert "gradient norm of parameters (32 of 600 layers, those" in texts(large().plot())
+    assert len(cells(dead, "level-7")) == 1
 
 
 @pytest.mark.parametrize("case", CASES)

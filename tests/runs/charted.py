@@ -145,6 +145,7 @@ def hostile() -> dict[str, list[Any]]:
     ]
     edges = [(a, b, False, "<b>x</b> __proto__") for a, b in itertools.pairwise(HOSTILE)]
     found = [violation(HOSTILE[0], "<i>check</i>")]
+    trained = {name: {"<b>": [1.0, 2.0]} for name in HOSTILE}
     different = made.compared("activations", 1.0, 1e-3, True)
     rows = [made.aligned(name, different) for name in HOSTILE]
     return {
@@ -152,6 +153,7 @@ def hostile() -> dict[str, list[Any]]:
         "depth": [layers, found],
         "flow": [flow_of(edges, HOSTILE), found],
         "errors": [made.comparison(*rows, culprit=HOSTILE[0])],
+        "course": [{"steps": [0, 1], "loss": [1.0, 2.0], "layers": trained}],
     }  # fmt: skip
 
 

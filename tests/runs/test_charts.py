@@ -54,7 +54,7 @@ DRAWN: dict[str, Callable[..., str]] = {
     "depth": lambda layers, violations: depth(layers, violations, "t0-0"),
     "flow": lambda found, violations: flow(found, violations, "t0-0"),
     "errors": lambda found: errors(found, "t0-0"),
-    "course": course,
+    "course": lambda found: course(found, "t0-0"),
 }
 
 
@@ -333,23 +333,38 @@ def test_errors_mark_layers_of_one_side() -> None:
 
 
 def test_course() -> None:
-    """The loss ends where there is no number; a numbered line stands at each event."""
-    data = {"steps": [0, 10, 20, 30, 40], "loss": [2.0, 1.5, 1.0, None, None]}
-    svg = draw("course", data, [20, 20, 40])
+    """A panel for the loss, which ends where there is no number, and a map for each statistic."""
+    course = {
+        "steps": [0, 10, 20, 30, 40],
+        "loss": [2.0, 1.5, 1.0, None, None],
+        "layers": {
+            name: {
+                "gradient_norm": [1.0, 0.5, None, 0.2, scale],
+                "dead_fraction": [0.0, 0.1, 0.2, 0.3, 0.4],
+            }
+            for name, scale in (("a", 0.1), ("b", 0.01), ("__proto__", 0.05))
+        },
+    }
+    svg = draw("course", course)
     (loss,) = of_class(svg, "panel", "loss")
+    assert len(of_class(svg, "panel", "cells")) == 2
     (line,) = of_class(loss, "line")
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.get("d", ""))]
     assert heights == sorted(heights)
     assert heights[2] - heights[1] == pytest.approx(heights[1] - heights[0], abs=0.05)
     assert "NaN or inf from step 30" in texts(svg)
-    assert len(of_class(svg, "event")) == 3
-    assert {"1-2", "3"} <= set(texts(svg))
+    norms, dead = of_class(svg, "panel", "cells")
+    assert [name.text for name in of_class(norms, "name")] == ["a", "b", "__proto__"]
+    (missing,) = [path for path in of_class(norms, "no-cell") if path.tag == f"{SVG}path"]
+    assert missing.get("d", "").count("M") == 3
+    assert not of_class(dead, "no-cell")
+    assert titles(svg)[:3] == ["a", "b", "__proto__"]
 
 
 # All of them
 
 
-@pytest.mark.parametrize("chart", sorted({*DRAWN} - {"course"}))
+@pytest.mark.parametrize("chart", sorted(DRAWN))
 def test_names_are_text(chart: str) -> None:
     """No name becomes markup, and colours are those of the page: classes, light or dark."""
     svg = draw(chart, *hostile()[chart])
@@ -372,9 +387,9 @@ def test_names_are_text(chart: str) -> None:
         ("depth", [[layer("a", tensor("activations", None, min=None, max=None))], []]),
         ("flow", [flow_of([]), []]),
         ("errors", [{"layers": [], "divergence": None}]),
-        ("course", [{"steps": [], "loss": []}, [1]]),
-        ("course", [{"steps": [1], "loss": [None]}]),
-        ("course", [{"steps": [1, 2], "loss": [-1.7e308, 1.7e308]}]),
+        ("course", [{"steps": [], "loss": [], "layers": {}}]),
+        ("course", [{"steps": [1], "loss": [None], "layers": {"a": {"x": [None]}}}]),
+        ("course", [{"steps": [1, 2], "loss": [-1.7e308, 1.7e308], "layers": {}}]),
     ],
 )  # fmt: skip
 def test_little_data(chart: str, data: list[Any]) -> None:

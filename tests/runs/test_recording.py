@@ -135,7 +135,10 @@ def test_a_comparison():
 
 
 def test_a_training():
-    """The steps of a monitor are there, thinned, with the loss that the loop gave."""
+    """The steps of a monitor are there, thinned, with the loss that the loop gave.
+
+    From the step on whose gradients are all NaN, their norm is no number, and not 0.
+    """
     net = _net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
@@ -153,3 +156,7 @@ def test_a_training():
     assert made["of"] == "training"
     assert course["steps"] == [*range(0, 300, 2), 299]
     assert course["loss"] == pytest.approx([losses[step] for step in course["steps"]])
+    assert set(course["layers"]) == set(dict(net.named_modules()))
+    for name, statistics in course["layers"].items():
+        known = [norm is not None for norm in statistics["gradient_norm"]]
+        assert known == [True] * 149 + [False] * 2, name

@@ -133,7 +133,7 @@ class History:
         events: Iterable[tuple[int, str, str]] = (),
         worst: Event | None = None,
     ) -> Figure:
-        """Return a figure of the training: the loss, and what went wrong when.
+        """Return a figure of the training: the loss, below it all layers through time.
 
         Args:
             path: a file to save it to.
