@@ -198,8 +198,8 @@ MUTATIONS = [
     ),
     Mutation(
         "an output that is the same for all samples passes",
-        "root.equal_samples and root.equal_input_samples is False",
-        "root.equal_samples and root.equal_input_samples is True",
+        "not root.equal_samples or root.equal_input_samples is not False",
+        "not root.equal_samples or root.equal_input_samples is not True",
         "tests/checks/test_tables.py",
     ),
     Mutation(
