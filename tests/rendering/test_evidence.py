@@ -4,7 +4,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pytest_modelhealth.rendering.evidence import (
     BAR,
