@@ -14,7 +14,6 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth.capture.costing.meter import Meter
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.function_mode import Call
-from pytest_modelhealth.capture.observing.graphs import containers_shown
 from pytest_modelhealth.capture.observing.hooks import Frame, Hooks, observed
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
@@ -126,7 +125,7 @@ def measured(request: Request, run: Callable[[Request, Watch], Observation]) -> 
         meter.storages.give([*(tensor for tensor in held if not is_lazy(tensor)), *batch])
         given, on_cuda = meter.storages.given(""), meter.storages.given("cuda")
         cuda_peak = _watch_cuda()
-        with eagerly(), observed(recorder, hooks), containers_shown(hooks), meter.running():
+        with eagerly(), observed(recorder, hooks), meter.running():
             yield hooks
         costs = Costs(
             layers=_layers(recorder, hooks.forms, meter),

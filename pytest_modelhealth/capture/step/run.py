@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.flow import Source
 from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
-from pytest_modelhealth.capture.observing.graphs import containers_shown, note_source_lines
+from pytest_modelhealth.capture.observing.graphs import note_source_lines
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
 from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.recorder import Recorder
@@ -57,7 +57,7 @@ Watch = Callable[[Recorder], AbstractContextManager[Hooks]]
 @contextmanager
 def observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
     """Let `recorder` see every layer by hooks."""
-    with eagerly(), observed(recorder) as hooks, containers_shown(hooks):
+    with eagerly(), observed(recorder) as hooks:
         yield hooks
 
 

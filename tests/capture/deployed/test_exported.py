@@ -131,7 +131,6 @@ def lines(**marks: str) -> dict[str, str]:
 
 CALLED_AT = {
     "embedding": "hidden = self.embedding(ids)",
-    "block": "hidden = self.block(hidden)",
     "block.up": "up = self.act(",
     "block.act": "up = self.act(",
     "block.gelu": "gated = F.gelu(up)",
