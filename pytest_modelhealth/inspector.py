@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine, hinted
-from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
+from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.step.company import may_have_company
 from pytest_modelhealth.capture.step.guard import exited_whole
@@ -55,10 +55,8 @@ class Inspector(NamesItsAttributes):
     """Looks inside one model.
 
     Args:
-        model: a `torch.nn.Module`. It is left as it was, bit for bit.
-        compiled: what to do with a compiled model. ``"eager"`` runs it uncompiled; ``"observe"``
-            compiles a copy anew, on the same parameters, and observes the compiled code, which is
-            slower.
+        model: a `torch.nn.Module`. It is left as it was, bit for bit; a compiled one runs
+            uncompiled.
         settings: the settings to start from; ``None`` takes the defaults.
         on_report: called with each report made.
         own_checks: checks beside those of the settings: subclasses of `Check`.
@@ -84,7 +82,6 @@ class Inspector(NamesItsAttributes):
         self,
         model: nn.Module,
         *batch: Never,
-        compiled: Compiled = "eager",
         settings: Settings | None = None,
         on_report: Callable[[HealthReport], None] | None = None,
         own_checks: Iterable[type[Check]] = (),
@@ -98,7 +95,7 @@ class Inspector(NamesItsAttributes):
             raise InspectionError(
                 f"on_report must be a function that takes the report, or None, not {on_report!r}"
             )
-        self._engine = find_engine(model, compiled=compiled)
+        self._engine = find_engine(model)
         self._model = self._engine.load(model)
         base = default_settings() if settings is None else settings
         if not isinstance(base, Settings):
@@ -428,11 +425,8 @@ class Inspector(NamesItsAttributes):
             self._on_report(report)
 
     def _require_module(self, what: str) -> None:
-        is_trained = self._engine.runs_in_torch and isinstance(self._model, nn.Module)
-        if self._engine.compiled or not is_trained:
-            raise InspectionError(
-                f"{what}: make the inspector of that module, without compiled='observe'"
-            )
+        if not (self._engine.runs_in_torch and isinstance(self._model, nn.Module)):
+            raise InspectionError(f"{what}: make the inspector of that module")
 
     def _report_of(self, observation: Observation) -> HealthReport:
         return HealthReport(observation, self._settings, _judged, renderer=renderer)

@@ -63,7 +63,6 @@ def report() -> HealthReport:
         (lambda: Inspector(nn.Linear), "Pass an instance"),
         (lambda: Inspector(None), "cannot inspect an object of type NoneType"),
         (lambda: Inspector(model().state_dict()), "must be a torch.nn.Module"),
-        (lambda: inspector(compiled="yes"), "neither 'eager' nor 'observe'"),
         (lambda: inspector(on_report=3), "on_report must be a function that takes the report"),
         (lambda: Inspector(BATCH), r"goes into the next call: inspector\(model\)\.run_inspection"),
         (lambda: Inspector(iter([BATCH])), "A batch goes into the next call"),

@@ -54,7 +54,7 @@ class EagerEngine(Engine):
         if any(map(is_compiled, state.modules)):
             notes.append(
                 "the model is compiled: these are the values it has when run eagerly; "
-                'Inspector(model, compiled="observe") looks at the compiled code'
+                "inspector.compare(model, torch.compile(model), batch) looks at the compiled code"
             )
         if state.lazy:
             notes.append("the model is lazy: a copy was inspected, the model is not initialised")

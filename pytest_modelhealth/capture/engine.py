@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,7 +25,6 @@ from pytest_modelhealth.wings import has_wing, why_missing, wing
 
 Loss = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 Backward = bool | Callable[[Tensor], Any] | None
-Compiled = Literal["eager", "observe"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Engine(ABC):
     flat_outputs: ClassVar[bool] = False
     # which files are read from disk where a path is given for a model
     files: ClassVar[str] = ""
-    # whether it observes compiled code as it runs compiled
+    # whether it runs compiled code, which only a comparison does
     compiled: ClassVar[bool] = False
     # whether functions that a forward calls, such as `F.relu`, are seen as layers
     shows_functions: ClassVar[bool] = True
@@ -121,10 +120,10 @@ class Engine(ABC):
 
 
 @cache
-def _engines(compiled: Compiled = "eager", left_python: bool = True) -> tuple[Engine, ...]:
+def _engines(left_python: bool = True) -> tuple[Engine, ...]:
     """Return the engines that may run a model, special kinds before plain modules."""
-    homes = ["capture.compiled:KINDS" if compiled == "observe" else "capture.eager:KINDS"]
-    if compiled == "eager" and left_python and has_wing("capture.deployed"):
+    homes = ["capture.eager:KINDS"]
+    if left_python and has_wing("capture.deployed"):
         homes = ["capture.deployed:KINDS", *homes]
     return tuple(kind() for home in homes for kind in wing(home))
 
@@ -137,26 +136,15 @@ def _has_left_python(model: object) -> bool:
     return isinstance(model, graphs) or not isinstance(model, nn.Module)
 
 
-def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
-    """Return the engine for this kind of model.
-
-    Args:
-        model: the model.
-        compiled: ``"eager"`` runs compiled modules uncompiled, ``"observe"`` as compiled code.
+def find_engine(model: object) -> Engine:
+    """Return the engine for this kind of model; compiled modules run uncompiled.
 
     Raises:
         InspectionError: none fits; the message says what a model must be.
     """
-    if compiled not in get_args(Compiled):
-        raise InspectionError(f"compiled={compiled!r} is neither 'eager' nor 'observe'")
-    for engine in _engines(compiled, _has_left_python(model)):
+    for engine in _engines(_has_left_python(model)):
         if engine.supports(model):
             return engine
-    if compiled == "observe":
-        raise InspectionError(
-            f"compiled='observe' needs a compiled model, and nothing in {_describe(model)} is: "
-            "pass torch.compile(model)"
-        )
     missing = why_missing("capture.deployed")
     raise InspectionError(
         f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module, a "

@@ -280,9 +280,11 @@ def candidate_side(candidate: Any, reference: Any) -> Side:
 
 
 def _side(model: Any, name: str) -> Side:
-    compiled = isinstance(model, nn.Module) and any(map(is_compiled, model.modules()))
+    is_run_compiled = isinstance(model, nn.Module) and any(map(is_compiled, model.modules()))
     try:
-        engine = find_engine(model, compiled="observe" if compiled else "eager")
+        engine: Engine = (
+            wing("capture.compiled:CompiledEngine")() if is_run_compiled else find_engine(model)
+        )
     except InspectionError as error:
         raise InspectionError(f"the {name}: {error}") from None
     return Side(engine.load(model), name, engine)

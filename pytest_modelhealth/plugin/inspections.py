@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from pytest_modelhealth.capture.engine import Compiled
     from pytest_modelhealth.checks import Check
     from pytest_modelhealth.comparison.comparison import Comparison
     from pytest_modelhealth.inspector import Inspector
@@ -82,7 +81,6 @@ class InspectorFixture(NamesItsAttributes):
         self,
         model: nn.Module,
         *batch: Never,
-        compiled: Compiled = "eager",
         own_checks: Iterable[type[Check]] = (),
         calibrate: bool | None = None,
         ranks: bool | None = None,
@@ -99,7 +97,6 @@ class InspectorFixture(NamesItsAttributes):
         made = Inspector(
             model,
             *batch,  # refused there
-            compiled=compiled,
             settings=self._settings,
             on_report=self._keep_report,
             own_checks=own_checks,

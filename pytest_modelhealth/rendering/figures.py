@@ -140,9 +140,9 @@ def plot_flow(report: HealthReport) -> Figure:
     """
     found = flow_data(report)
     if found is None:
-        compiled = 'code observed as compiled has none; inspect it with compiled="eager"'
         why = "; ".join(report.flow.notes if report.flow is not None else ())
-        raise InspectionError(f"no flow was recorded in this run: {why or compiled}")
+        why = why or "a deployed model shows none"
+        raise InspectionError(f"no flow was recorded in this run: {why}")
     chart = flow_chart.flow(found, encode(findings_data(report)), "")
     return figure_of(chart, f"flow of {report.observation.model_type}", alarms=_alarms(report))
 

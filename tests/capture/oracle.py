@@ -171,11 +171,9 @@ def inspect(case: Case, model: nn.Module, batch: Any, **options: Any) -> Observa
         return find_engine(model).run(request)
 
 
-def report_of(
-    model: nn.Module, batch: Any, compiled: str = "eager", **options: Any
-) -> HealthReport:
+def report_of(model: nn.Module, batch: Any, **options: Any) -> HealthReport:
     """Return the report of an inspection without an error of ours."""
-    inspector = Inspector(model, compiled=compiled)
+    inspector = Inspector(model)
     report = inspector.run_inspection(batch, **{"loss": projection} | options)
     assert report.observation.errors == ()
     return report

@@ -1,4 +1,4 @@
-"""Compiled code observed as it runs compiled, and the model's own compiled code left alone."""
+"""Compiled code as a comparison sees it, and the model's own compiled code left alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 from corpus.models.hooked import Nested, Small, x
-from pytest_modelhealth import InspectionError, Inspector
-from pytest_modelhealth.report import Status
-from tests.capture.oracle import assert_alike, changes, fingerprint, report_of
+from pytest_modelhealth import InspectionError, compare
+from pytest_modelhealth.capture import Request
+from pytest_modelhealth.capture.compiled import CompiledEngine
+from pytest_modelhealth.report import Observation
+from tests.capture.oracle import changes, fingerprint, projection, report_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -35,6 +37,24 @@ def block_only(model: nn.Module, backend: Any) -> nn.Module:
     """Compile a part of an eager model."""
     model.block = torch.compile(model.block, backend=backend)
     return model
+
+
+def observed(model: nn.Module, batch: Tensor) -> Observation:
+    """Return what a comparison sees of a compiled model."""
+    seen = CompiledEngine().run(Request(model, batch, loss=projection))
+    assert seen.errors == ()
+    return seen
+
+
+def assert_same_values(
+    seen: Observation, model: nn.Module, batch: Tensor, tolerance: float
+) -> None:
+    """Do nothing if every module shows the values and gradients that it has when run eagerly."""
+    for name, layer in report_of(model, batch).layers.items():
+        for role in ("activations", "gradients") if not layer.functional else ():
+            ours, theirs = seen.layers[name].statistics(role), layer.statistics(role)
+            assert ours.mean == pytest.approx(theirs.mean, abs=tolerance), (name, role)
+            assert ours.rms == pytest.approx(theirs.rms, abs=tolerance), (name, role)
 
 
 KINDS: dict[str, Compile] = {
@@ -53,11 +73,9 @@ def test_compiled_code_shows_every_layer(kind: str) -> None:
     if kind in ("in place", "both"):  # some of them warm: compiling is what takes the time
         model(batch)
     before = backend.frame_count
-    report = report_of(model, batch, compiled="observe")
+    seen = observed(model, batch)
     assert backend.frame_count == before + 1  # the copy, in one graph
-    (note,) = report.observation.notes
-    assert "values of compiled code" in note
-    assert_alike(report, report_of(model, batch), 1e-6)
+    assert_same_values(seen, model, batch, 1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +89,7 @@ def test_observing_leaves_the_model_and_its_compiled_code_alone(kind: str) -> No
     code = [Nested.forward.__code__, Small.forward.__code__]
     entries = [_debug_get_cache_entry_list(c) for c in code]
     before = fingerprint(model, batch)
-    report_of(model, batch, compiled="observe")
+    observed(model, batch)
     assert changes(before, fingerprint(model, batch)) == []
     gc.collect()
     assert [len(_debug_get_cache_entry_list(c)) for c in code] == [len(e) for e in entries]
@@ -81,7 +99,7 @@ def test_observing_leaves_the_model_and_its_compiled_code_alone(kind: str) -> No
 
 
 def test_an_output_that_nothing_uses_is_not_observed() -> None:
-    """The compiler drops it; the layer says so instead of showing what was never computed."""
+    """The compiler drops it, and a comparison says which layer shows nothing and goes on."""
 
     class Unused(nn.Module):
         def __init__(self) -> None:
@@ -92,10 +110,10 @@ def test_an_output_that_nothing_uses_is_not_observed() -> None:
             self.unused(x)
             return self.used(x)
 
-    report = report_of(torch.compile(Unused(), backend="aot_eager"), x(), compiled="observe")
-    assert report["used"].status is Status.OBSERVED
-    assert report["unused"].status is Status.UNSUPPORTED
-    assert "nothing uses it" in report["unused"].reason
+    model = Unused()
+    result = compare(model, torch.compile(model, backend="aot_eager"), x())
+    assert result.equivalent
+    assert "unused" in str(result)
 
 
 @pytest.mark.skipif(
@@ -107,13 +125,7 @@ def test_inductor_shows_every_layer() -> None:
     """The default backend: the eager values up to the rounding of generated code."""
     batch = x()
     model = torch.compile(Nested())
-    assert_alike(report_of(model, batch, compiled="observe"), report_of(model, batch), 1e-4)
-
-
-def test_what_is_not_compiled_cannot_be_observed_compiled() -> None:
-    """The message says what to pass."""
-    with pytest.raises(InspectionError, match=r"pass torch\.compile\(model\)"):
-        Inspector(Small(), compiled="observe")
+    assert_same_values(observed(model, batch), model, batch, 1e-4)
 
 
 def test_a_model_that_cannot_be_copied_says_so() -> None:
@@ -121,19 +133,7 @@ def test_a_model_that_cannot_be_copied_says_so() -> None:
     model = Small()
     model.kept = model(x())
     with pytest.raises(InspectionError, match="cannot copy the model to compile it anew"):
-        report_of(torch.compile(model, backend="eager"), x(), compiled="observe")
-
-
-def test_layers_of_compiled_code_have_the_lines_that_call_them() -> None:
-    """The compiler knows them, and the operators that show a layer were made there."""
-    model = Nested()
-    expected = Inspector(model).run_inspection(x()).observation
-    observation = report_of(
-        torch.compile(model, backend="eager"), x(), compiled="observe"
-    ).observation
-    places = {name: observation.called_at(name) for name in observation.layers if name}
-    assert places == {name: expected.called_at(name) for name in places}
-    assert all(places.values())
+        compare(Small(), torch.compile(model, backend="eager"), x())
 
 
 class Interrupted(nn.Module):
@@ -153,9 +153,4 @@ def test_a_graph_may_serve_several_layers() -> None:
     """Its operators are given the number of the layer, and each layer is seen as its own."""
     model = nn.Sequential(Interrupted(), Interrupted(), Interrupted())
     batch = torch.randn(8, 4)
-    plain = Inspector(model).run_inspection(batch)
-    seen = Inspector(torch.compile(model, backend="eager"), compiled="observe")
-    report = seen.run_inspection(batch)
-    for name in ("0.linear", "0.last", "1.last", "2.linear", "2.last"):
-        ours, theirs = (one[name].statistics("activations") for one in (report, plain))
-        assert ours.mean == pytest.approx(theirs.mean, abs=1e-6)
+    assert_same_values(observed(torch.compile(model, backend="eager"), batch), model, batch, 1e-6)

@@ -125,8 +125,6 @@ class Runs:
     @cached_property
     def why_not(self) -> str:
         """Why the model cannot be run again by itself; ``""`` if it can."""
-        if self.engine.compiled:
-            return 'compiled code is not probed: leave out compiled="observe"'
         try:
             if self._beside.is_lazy:
                 return (
