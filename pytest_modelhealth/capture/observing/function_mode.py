@@ -23,7 +23,7 @@ Call = Callable[..., Any]
 
 _UNNAMED = frozenset({*FUNCTIONAL_DROPOUT, *LOSS_FUNCTIONS})
 
-ASKS_FOR_FORM = FORM_QUERIES | {"__get__", "type"}
+_ASKS_FOR_FORM = FORM_QUERIES | {"__get__", "type"}
 """Names of what is asked of a tensor without reading its values, as a rule."""
 
 _TAKES_OFF = inspect.unwrap(_pop_mode_temporarily).__code__
@@ -67,8 +67,6 @@ class FunctionalLayers(TorchFunctionMode):
         super().__init__()
         self.flow = flow
         self.observe: Callable[..., Any] | None = observe  # None when the run is over
-        # told of every call, of whatever function
-        self.onlooker: Callable[[Call, tuple[Any, ...], dict[str, Any]], None] | None = None
         # ids of the parameters whose values a function was given while gradients were on
         self.read: set[int] = set()
         self.readers: dict[int, str] = {}  # the first function that was given them, by id
@@ -86,8 +84,6 @@ class FunctionalLayers(TorchFunctionMode):
         self._note_read(func, args)
         if kwargs:
             self._note_read(func, kwargs.values())
-        if self.onlooker is not None:
-            self.onlooker(func, args, kwargs)
         if name is None and func in _CLAMPS and _is_relu(args, kwargs):
             name = "relu"
         if self.observe is None:
@@ -100,7 +96,7 @@ class FunctionalLayers(TorchFunctionMode):
         for value in values:
             kind = type(value)
             if kind is Parameter:
-                is_asked = getattr(func, "__name__", "") in ASKS_FOR_FORM
+                is_asked = getattr(func, "__name__", "") in _ASKS_FOR_FORM
                 if not is_asked or func in _GIVES_VALUES:
                     self.readers.setdefault(id(value), function_name(func))
                     if torch.is_grad_enabled():

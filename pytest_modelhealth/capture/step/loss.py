@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.autograd_graph import loss_path
-from pytest_modelhealth.capture.observing.function_mode import ASKS_FOR_FORM
-from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.tensors import LossScale, find_tensors, is_a, noted
+from pytest_modelhealth.capture.observing.tensors import LossScale, find_tensors, is_a
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.report import LossPath, TaskGradients, TaskPair
+from pytest_modelhealth.report import TaskGradients, TaskPair
 
 _PROJECTION_SEED = 20_240_229
 
@@ -129,47 +124,12 @@ def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and not tensor.is_meta
 
 
-class LossWatch:
-    """What is learnt while the loss runs; nothing it does changes a value.
-
-    A loss says that it needs no target by the name of that parameter, ``_``.
-    """
-
-    def __init__(self, output: Any, target: Any, loss: Callable[..., Any]) -> None:
-        outputs, targets = list(find_tensors(output)), list(find_tensors(target))
-        with torch._C.DisableTorchFunction():
-            self._ends = [tensor.grad_fn for tensor in outputs]
-        self._targets = {id(tensor) for tensor in targets}
-        names: list[str] = []
-        with suppress(TypeError, ValueError):  # of a builtin
-            names = list(inspect.signature(loss).parameters)
-        is_needed = targets and not (len(names) > 1 and names[1].startswith("_"))
-        self._uses_target: bool | None = False if is_needed else None
-
-    @contextmanager
-    def watching(self, hooks: Hooks) -> Iterator[None]:
-        """See the calls made inside; an error of ours must not reach the user's loss."""
-        hooks.functions.onlooker = partial(self._see, hooks.recorder.errors)
-        try:
-            yield
-        finally:
-            hooks.functions.onlooker = None
-
-    def _see(
-        self, errors: list[str], call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Take one call of any function of torch."""
-        with noted(errors, "loss: "), torch._C.DisableTorchFunction():
-            name = getattr(call, "__name__", "")
-            if self._uses_target is False and name not in ASKS_FOR_FORM:
-                given = find_tensors((args, kwargs))
-                self._uses_target = any(id(tensor) in self._targets for tensor in given)
-
-    def path(self, loss: Tensor) -> LossPath:
-        """Return how `loss` was computed."""
-        with torch._C.DisableTorchFunction():
-            way = loss_path(loss, self._ends)
-        return replace(way, uses_target=self._uses_target)
+def may_need_target(loss: Callable[..., Any]) -> bool:
+    """Whether a loss does not say that it needs no target, by the name of that parameter: ``_``."""
+    with suppress(TypeError, ValueError):  # of a builtin
+        names = list(inspect.signature(loss).parameters)
+        return not (len(names) > 1 and names[1].startswith("_"))
+    return True
 
 
 _OPPOSED = -0.9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import wraps
 from operator import attrgetter
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_modelhealth.capture.engine import Request
+from pytest_modelhealth.capture.observing.autograd_graph import loss_path
 from pytest_modelhealth.capture.observing.flow import Source
 from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 from pytest_modelhealth.capture.observing.graphs import note_source_lines
@@ -33,7 +35,7 @@ from pytest_modelhealth.capture.observing.tensors import (
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.company import Company, in_company
 from pytest_modelhealth.capture.step.guard import Inspection, Leaves, exited_whole
-from pytest_modelhealth.capture.step.loss import LossWatch, TaskLosses, compute_loss
+from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, may_need_target
 from pytest_modelhealth.capture.step.state import State, graph_leaves
 from pytest_modelhealth.capture.step.switches import Switch, collected_rarely, deep_graphs_freed
 from pytest_modelhealth.capture.step.unregistered import Registered
@@ -199,15 +201,15 @@ class _Step:
     def _run_loss(self, output: Any, hooks: Hooks) -> tuple[Tensor | None, list[Any]]:
         """Return the loss, ``None`` where there is none, and the nodes that the output ends in."""
         function: Any = self._tasks or self._request.loss
-        target = self._request.target
-        if function is None or not hooks.functions.is_on:
-            loss = compute_loss(output, target, function)
-        else:
-            watch = LossWatch(output, target, function)
-            with watch.watching(hooks):
-                loss = compute_loss(output, target, function)
-            self._loss_path = None if loss is None else watch.path(loss)
-        returned = find_tensors(output)
+        target, returned = self._request.target, find_tensors(output)
+        with torch._C.DisableTorchFunction():
+            ends = [tensor.grad_fn for tensor in returned]  # the loss may write to them
+        loss = compute_loss(output, target, function)
+        if function is not None and loss is not None and hooks.functions.is_on:
+            targets = find_tensors(target) if may_need_target(function) else []
+            with torch._C.DisableTorchFunction():
+                uses_target = self._recorder.flow.has_met(targets) if targets else None
+                self._loss_path = replace(loss_path(loss, ends), uses_target=uses_target)
         is_given = function is not None or any(loss is tensor for tensor in returned)
         self._recorder.flow.finish(returned, loss, is_given)
         if loss is not None and not loss.is_meta:

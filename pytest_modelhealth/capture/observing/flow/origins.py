@@ -125,6 +125,10 @@ class Origins:
         """Say that a vertex made a tensor without a gradient."""
         self._plain.put(tensor, version(tensor), vertex)
 
+    def has_met(self, source: Tensor) -> bool:
+        """Whether a source is a vertex already."""
+        return id(source) in self._source_vertices
+
     def add_function(self, function: Function) -> None:
         """Take a call of a function that made nodes."""
         ensure_room(self._functions)

@@ -314,6 +314,10 @@ class FlowRecorder:
         vertex = self._origins.leaves.get(id(leaf), self._origins.earlier)
         return "" if vertex is None else self._rows.line_after(vertex)
 
+    def has_met(self, sources: Iterable[Tensor]) -> bool | None:
+        """Whether a function or layer took one of the sources; ``None`` if that was not seen."""
+        return any(map(self._origins.has_met, sources)) if self.is_on else None
+
     @property
     def has_own_functions(self) -> bool:
         """Whether a custom `torch.autograd.Function` of the user's was seen."""
