@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_modelhealth import InspectionError, Inspector, compare
+from pytest_modelhealth.capture.step import state
 from tests.capture.oracle import changes, fingerprint
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
@@ -160,40 +162,46 @@ def threaded(*functions: Callable[[], Any]) -> list[Any]:
         return [future.exception() or future.result() for future in futures]
 
 
-def test_one_model_in_two_threads_is_refused() -> None:
-    """The one that comes second is refused, and the first goes on."""
-    model = Net()
-    inside, refused = threading.Event(), threading.Event()
+def test_one_model_in_two_threads_is_inspected_once_at_a_time() -> None:
+    """The one that comes second waits for the first, and both see what each sees alone."""
+    model, inside, began = Net(), threading.Event(), threading.Event()
 
     def wait() -> None:
         inside.set()
-        assert refused.wait(60)
+        assert began.wait(60)
+        time.sleep(0.1)
 
     def second() -> Any:
         assert inside.wait(60)
-        try:
-            return Inspector(model.norm).run_inspection(X)
-        finally:
-            refused.set()
+        began.set()
+        return Inspector(model.norm).run_inspection(X)
 
-    alone = seen(run(copy.deepcopy(model)))
-    first, error = threaded(lambda: run(model, "loss", wait), second)
-    assert seen(first) == alone
-    assert isinstance(error, InspectionError)
-    assert "is being inspected already, in the thread 'ThreadPool" in str(error)
+    expected = [run(copy.deepcopy(model)), Inspector(copy.deepcopy(model.norm)).run_inspection(X)]
+    both = threaded(lambda: run(model, "loss", wait), second)
+    assert [*map(seen, both)] == [*map(seen, expected)]
     assert not any(module._forward_hooks for module in model.modules())
-    assert Inspector(model.norm).run_inspection(X)
+
+
+def test_an_inspection_that_waits_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One inside another's loss, in a thread that the other waits for, is refused in the end."""
+    monkeypatch.setattr(state, "_PATIENCE", 0.1)
+    model, other = Net(), Net()
+    model.inside = other.inside = lambda: None
+    errors = []
+    inner = partial(threaded, lambda: Inspector(other).run_inspection(X))
+    assert run(model, "loss", lambda: errors.extend(inner()))
+    assert "an inspection in another thread has not ended" in str(errors[0])
 
 
 def test_models_in_threads_of_their_own_are_kept_apart() -> None:
     """Two threads see what each sees alone, and leave the generators as they were."""
     models = [nn.Sequential(nn.Linear(6, w), nn.Tanh(), nn.BatchNorm1d(w)) for w in (5, 40)]
     expected = [seen(Inspector(model).run_inspection(X)) for model in models]
-    state = torch.get_rng_state()
+    numbers = torch.get_rng_state()
 
     def many(index: int) -> bool:
         reports = (Inspector(models[index]).run_inspection(X) for _ in range(20))
         return all(seen(report) == expected[index] for report in reports)
 
     assert threaded(partial(many, 0), partial(many, 1)) == [True, True]
-    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.get_rng_state(), numbers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -16,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.capture.step.switches import collected_rarely
 from pytest_modelhealth.report import LayerRecord
 from tests.capture.oracle import report_of
 
@@ -254,7 +252,7 @@ def test_the_mode_is_off_inside_torchs_own_layers_and_on_around_them() -> None:
 # ---- the garbage collector waits while a step runs -----------------------------------------------
 
 
-USUAL, RARE = (700, 11, 12), (70_000, 11, 12)
+USUAL, RARE = (700, 11, 12), (100_000, 11, 12)
 
 
 @pytest.fixture
@@ -290,7 +288,7 @@ class Does(nn.Module):
 def test_a_step_runs_under_higher_thresholds(
     what: Callable[[], object], after: tuple[int, int, int]
 ) -> None:
-    """A hundred times as many objects are waited for; afterwards they are what they were."""
+    """A hundred thousand objects are waited for; afterwards they are what they were."""
     seen = []
     model = Does(lambda: (seen.append(gc.get_threshold()), what()))
     try:
@@ -299,23 +297,3 @@ def test_a_step_runs_under_higher_thresholds(
         assert after is USUAL
     assert seen == [RARE]
     assert gc.get_threshold() == after
-
-
-@pytest.mark.usefixtures("thresholds")
-def test_the_last_of_several_threads_puts_them_back() -> None:
-    """They are one for the process, whoever leaves first."""
-    entered, may_leave = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with collected_rarely():
-            entered.set()
-            may_leave.wait(10)
-
-    thread = threading.Thread(target=other)
-    with collected_rarely():
-        thread.start()
-        assert entered.wait(10)
-    assert gc.get_threshold() == RARE
-    may_leave.set()
-    thread.join()
-    assert gc.get_threshold() == USUAL

@@ -18,7 +18,6 @@ from pytest_modelhealth.capture.step.company import in_company, refuse_again_and
 from pytest_modelhealth.capture.step.guard import Guard, Inspection, exited_whole
 from pytest_modelhealth.capture.step.run import eagerly
 from pytest_modelhealth.capture.step.state import Memory, State
-from pytest_modelhealth.capture.step.switches import Switch
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import type_name
 
@@ -106,7 +105,6 @@ class Beside:
                 yield guard
 
 
-@Switch
 @contextmanager
 def _unfused() -> Iterator[None]:
     """Let torch's attention run as in training: fused, it passes over padded rows."""
@@ -118,7 +116,7 @@ def _unfused() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-_silenced = Switch(partial(warnings.catch_warnings, action="ignore"))
+_silenced = partial(warnings.catch_warnings, action="ignore")
 """Keeps warnings of changed batches to ourselves: a deviation over one sample, say."""
 
 

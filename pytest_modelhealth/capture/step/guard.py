@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.state import MOMENTS, Memory, State
+from pytest_modelhealth.capture.step.state import Memory, State, alone
 from pytest_modelhealth.errors import InspectionError
 
 
@@ -221,52 +221,35 @@ _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 """What of torch may be switched: how each is read and set."""
 
 
-_lock = threading.Lock()
 _running: list[Inspection] = []
-_last_end = 0
+"""Those that have begun in the one thread that inspects, each inside of the one before."""
 
 
 class Inspection:
-    """An inspection that has begun, in the thread that makes it."""
+    """An inspection that has begun."""
 
     def __init__(self, state: State, model: nn.Module) -> None:
         self.state = state  # what its model holds
         self.doing = "forward"  # what of the user's runs now
         self.hooks: Hooks | None = None  # once there is something to see
-        # when the first of those that run now, in whatever threads, began: they all put it back
-        self.numbers: dict[str, Any] | None = None
         self._model, self._label = model, type(model).__name__
         self._thread = threading.current_thread()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Run apart from all others, those that this one runs inside among them.
+        """Run apart from others: those of other threads wait, one that this is inside sees nothing.
 
         Raises:
-            InspectionError: one that runs has modules or tensors in common with this.
+            InspectionError: one that this is inside has modules or tensors in common with it.
         """
-        global _last_end
-        with _lock:
-            here = [other for other in _running if other._thread is self._thread]
+        with alone(), ExitStack() as stack:
             for other in _running:
-                self._refuse_beside(other)
-            if self.state.moment < _last_end and not self.state.is_as_it_was():
-                raise InspectionError(
-                    f"cannot inspect {self._label}: it was inspected in another thread until now, "
-                    f"and was looked at meanwhile; {_NEXT_MOVE}"
-                )
-            if _running and not here:
-                self.numbers = _running[0].numbers
+                self._refuse_inside(other)
+            if _running and (hooks := _running[-1].hooks) is not None:
+                stack.enter_context(hooks.blind())
+            stack.callback(_running.remove, self)
             _running.append(self)
-        try:
-            with ExitStack() as stack:
-                if here and here[-1].hooks is not None:
-                    stack.enter_context(here[-1].hooks.blind())
-                yield
-        finally:
-            with _lock:
-                _running.remove(self)
-                _last_end = next(MOMENTS)
+            yield
 
     @contextmanager
     def untouched(self, batch: Any, values: Memory | bool = False) -> Iterator[Guard]:
@@ -275,12 +258,11 @@ class Inspection:
         Values of parameters are not copied unless that is asked for: that some forward wrote to one
         shows in its version.
         """
-        with Guard(self.state, batch, values=values, numbers=self.numbers or True) as guard:
-            self.numbers = guard.numbers
+        with Guard(self.state, batch, values=values) as guard:
             guard.leaves.set_aside()
             yield guard
 
-    def _refuse_beside(self, other: Inspection) -> None:
+    def _refuse_inside(self, other: Inspection) -> None:
         ours, theirs = self.state, other.state
         held = {id(one) for one in (*theirs.modules, *theirs.leaves, *theirs.tensors)}
         things: list[Any] = [*ours.modules, *ours.leaves, *ours.tensors]
@@ -294,20 +276,15 @@ class Inspection:
         whole = f"{other._label}, with which it shares {what}, is being inspected already"
         if self._model is other._model:
             whole = f"{self._label} is being inspected already"
-        place = f"in the thread {other._thread.name!r}"
-        if other._thread is self._thread:
-            layer = other.hooks.running_layer if other.hooks is not None else None
-            inside = f", in the layer {layer!r}" if layer and other.doing == "forward" else ""
-            place = f"and this call comes from its {other.doing}{inside}"
+        layer = other.hooks.running_layer if other.hooks is not None else None
+        inside = f", in the layer {layer!r}" if layer and other.doing == "forward" else ""
+        place = f"and this call comes from its {other.doing}{inside}"
         raise InspectionError(f"cannot inspect {self._label}: {whole}, {place}; {_NEXT_MOVE}")
 
 
 def is_inspecting() -> bool:
     """Whether an inspection is running in this thread."""
-    if not _running:
-        return False
-    here = threading.current_thread()
-    return any(inspection._thread is here for inspection in _running)
+    return any(one._thread is threading.current_thread() for one in [*_running])
 
 
 _NEXT_MOVE = (

@@ -37,7 +37,7 @@ from pytest_modelhealth.capture.step.company import Company, in_company
 from pytest_modelhealth.capture.step.guard import Inspection, Leaves, exited_whole
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, may_need_target
 from pytest_modelhealth.capture.step.state import State, graph_leaves
-from pytest_modelhealth.capture.step.switches import Switch, collected_rarely, deep_graphs_freed
+from pytest_modelhealth.capture.step.switches import collected_rarely, deep_graphs_freed
 from pytest_modelhealth.capture.step.unregistered import Registered
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import ensure_match, named_modules
@@ -63,7 +63,6 @@ def observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
         yield hooks
 
 
-@Switch
 @contextmanager
 def eagerly() -> Iterator[None]:
     """Run compiled models eagerly: a warm one ignores hooks that were added later.

@@ -1,13 +1,14 @@
-"""All that a model holds, to tell whether it is as it was and to put it back."""
+"""All that a model holds, to put it back."""
 
 from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, count
+from itertools import chain
 from operator import is_
 from types import FunctionType
 from typing import Any
@@ -19,9 +20,28 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from pytest_modelhealth.capture.observing.autograd_graph import walk
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY
+from pytest_modelhealth.errors import InspectionError
 
-MOMENTS = count(1)
-"""Numbers what happens to models in any thread, in order."""
+_lock = threading.RLock()
+_PATIENCE = 600.0
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Have no other thread inspect meanwhile: hooks, modes and settings are of the whole process.
+
+    Raises:
+        InspectionError: another did so for ten minutes, which may wait for this one itself.
+    """
+    if not _lock.acquire(timeout=_PATIENCE):
+        raise InspectionError(
+            f"an inspection in another thread has not ended in {_PATIENCE:.0f} seconds: one runs "
+            "at a time; begin this one before it or after it"
+        )
+    try:
+        yield
+    finally:
+        _lock.release()
 
 
 class State:
@@ -41,7 +61,6 @@ class State:
     """Types of what leads to nothing."""
 
     def __init__(self, *roots: Any, containers: Iterable[Any] = ()) -> None:
-        self.moment = next(MOMENTS)  # when this was looked at
         self.modules: list[nn.Module] = []  # the model first
         self.leaves: list[Tensor] = []  # parameters, and what else collects a gradient
         self.tensors: list[Tensor] = []  # that are no parameters: buffers and plain attributes
@@ -51,7 +70,8 @@ class State:
         self._empty: list[Any] = []  # containers that hold nothing: a dozen a module, for hooks
         self._others = [(one, _items(one)) for one in containers]  # each with what it holds
         self._seen: dict[int, Any] = {}
-        self._visit_all(roots)
+        with alone():  # hooks of another thread's are no part of a model
+            self._visit_all(roots)
 
     def restore(self) -> None:
         """Put the same objects in again, in the order they had."""
@@ -71,10 +91,6 @@ class State:
             elif isinstance(container, list | deque):
                 for index, value in enumerate(container):
                     container[index] = others.get(id(value), value)
-
-    def is_as_it_was(self) -> bool:
-        """Whether all containers hold what they held."""
-        return not any(self._empty) and all(_holds(c, *held) for c, held in self._others)
 
     def _visit_all(self, values: Iterable[Any]) -> None:
         closed = self._closed

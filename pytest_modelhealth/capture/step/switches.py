@@ -4,61 +4,34 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pytest_modelhealth.capture.observing.flow import counter
+from pytest_modelhealth.capture.step.state import alone
+
+_RARE = 100_000
 
 
-class Switch:
-    """A setting of the whole process: the first thread to come sets it, the last resets it."""
-
-    def __init__(self, switched: Callable[[], AbstractContextManager[None]]) -> None:
-        self._switched = switched
-        self._lock, self._holders, self._is_set = threading.Lock(), 0, False
-        self._stack = ExitStack()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Have it set inside."""
-        with self._lock:
-            self._holders += 1
-        try:
-            with self._lock:  # in here, so that Ctrl-C finds a way out
-                if not self._is_set:
-                    self._is_set = True
-                    self._stack.enter_context(self._switched())
-            yield
-        finally:
-            with self._lock:
-                self._holders -= 1
-                if self._holders == 0:
-                    self._is_set = False
-                    self._stack.close()
-
-
-_FACTOR = 100
-
-
-@Switch
 @contextmanager
 def collected_rarely() -> Iterator[None]:
-    """Let the collector wait for a hundred times as many new objects.
+    """Let the collector wait for a hundred thousand new objects, while no other thread inspects.
 
     What a run keeps of a layer is a dozen objects, and none of it is garbage before its report is;
     at the usual thresholds the collector looks through them again and again, and now and then
     through everything in the process. Garbage of the user's own is still collected, later. The
     thresholds are put back unless somebody has set others meanwhile.
     """
-    usual = gc.get_threshold()
-    rare = (usual[0] * _FACTOR, *usual[1:])
-    try:
-        gc.set_threshold(*rare)
-        yield
-    finally:
-        if gc.get_threshold() == rare:
-            gc.set_threshold(*usual)
+    with alone():
+        usual = gc.get_threshold()
+        rare = (usual[0] and max(usual[0], _RARE), *usual[1:])  # of 0 it never collects
+        try:
+            gc.set_threshold(*rare)
+            yield
+        finally:
+            if gc.get_threshold() == rare:
+                gc.set_threshold(*usual)
 
 
 _SHALLOW = 10_000
