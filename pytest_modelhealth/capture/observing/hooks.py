@@ -127,18 +127,6 @@ class Hooks:
         return self._stack[-1].layer.label if self._stack else None
 
     @contextmanager
-    def blind(self) -> Iterator[None]:
-        """See nothing of what runs inside: another inspection, of another model."""
-        resume = self.functions.suspend()
-        differentiating, self._differentiating = self._differentiating, False
-        try:
-            yield
-        finally:
-            self._differentiating = differentiating
-            if resume is not None:
-                resume()
-
-    @contextmanager
     def differentiating(self) -> Iterator[None]:
         """Take what flows back for gradients of the loss.
 

@@ -222,7 +222,7 @@ _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 _running: list[Inspection] = []
-"""Those that have begun in the one thread that inspects, each inside of the one before."""
+"""The one that has begun, if one has."""
 
 
 class Inspection:
@@ -232,21 +232,25 @@ class Inspection:
         self.state = state  # what its model holds
         self.doing = "forward"  # what of the user's runs now
         self.hooks: Hooks | None = None  # once there is something to see
-        self._model, self._label = model, type(model).__name__
+        self._label = type(model).__name__
         self._thread = threading.current_thread()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Run apart from others: those of other threads wait, one that this is inside sees nothing.
+        """Run by itself: inspections of other threads wait.
 
         Raises:
-            InspectionError: one that this is inside has modules or tensors in common with it.
+            InspectionError: this one is inside another.
         """
         with alone(), ExitStack() as stack:
             for other in _running:
-                self._refuse_inside(other)
-            if _running and (hooks := _running[-1].hooks) is not None:
-                stack.enter_context(hooks.blind())
+                layer = other.hooks.running_layer if other.hooks is not None else None
+                inside = f", in the layer {layer!r}" if layer and other.doing == "forward" else ""
+                raise InspectionError(
+                    f"cannot inspect {self._label}: {other._label} is being inspected already, and "
+                    f"this call comes from its {other.doing}{inside}; one inspection at a time: "
+                    "make the other one before or after it"
+                )
             stack.callback(_running.remove, self)
             _running.append(self)
             yield
@@ -262,35 +266,10 @@ class Inspection:
             guard.leaves.set_aside()
             yield guard
 
-    def _refuse_inside(self, other: Inspection) -> None:
-        ours, theirs = self.state, other.state
-        held = {id(one) for one in (*theirs.modules, *theirs.leaves, *theirs.tensors)}
-        things: list[Any] = [*ours.modules, *ours.leaves, *ours.tensors]
-        shared = next((thing for thing in things if id(thing) in held), None)  # a module first
-        if shared is None:
-            return
-        what = f"a module ({type(shared).__name__})"
-        if not isinstance(shared, nn.Module):
-            kind = "parameter" if isinstance(shared, nn.Parameter) else "tensor"
-            what = f"a {kind} of shape {tuple(shared.shape)}"
-        whole = f"{other._label}, with which it shares {what}, is being inspected already"
-        if self._model is other._model:
-            whole = f"{self._label} is being inspected already"
-        layer = other.hooks.running_layer if other.hooks is not None else None
-        inside = f", in the layer {layer!r}" if layer and other.doing == "forward" else ""
-        place = f"and this call comes from its {other.doing}{inside}"
-        raise InspectionError(f"cannot inspect {self._label}: {whole}, {place}; {_NEXT_MOVE}")
-
 
 def is_inspecting() -> bool:
     """Whether an inspection is running in this thread."""
     return any(one._thread is threading.current_thread() for one in [*_running])
-
-
-_NEXT_MOVE = (
-    "one inspection of a model at a time: make the other one before or after it, or on a copy, "
-    "copy.deepcopy(model)"
-)
 
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]
