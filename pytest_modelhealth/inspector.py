@@ -185,9 +185,7 @@ class Inspector(NamesItsAttributes):
 
         Args:
             inputs: a mapping goes in as keywords, a tuple or list as positionals,
-                `Inputs(x, mask=mask)` as both, anything else as the one argument. A
-                `LightningModule` gets a batch that comes alone, without `target` and `loss`, in its
-                ``training_step``, as from a loader.
+                `Inputs(x, mask=mask)` as both, anything else as the one argument.
             target: what `loss` compares the output with.
             loss: ``loss(output, target)`` with a target, else ``loss(output)``; a scalar tensor.
                 Several by name, ``{"detect": f, "segment": g}``, are summed in their order, and
@@ -543,8 +541,7 @@ class Inspector(NamesItsAttributes):
         backward: Backward,
         scaler: GradScaler | None,
     ) -> Request:
-        asked = (inputs, target, loss, backward, scaler, self._selection)
-        return Request(self._model, *asked, by_training_step=True)
+        return Request(self._model, inputs, target, loss, backward, scaler, self._selection)
 
     def _probing(
         self, request: Request, probes: object = None, conventions: Sequence[Any] = (None,) * 4

@@ -1,4 +1,4 @@
-"""Lightning: a `LightningModule` is inspected by its training step, and a `Trainer` is watched."""
+"""Lightning: a `LightningModule` is inspected, its step is tested, and a `Trainer` is watched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from examples.data import read_digits
-from pytest_modelhealth import ModelHealthError, ModelHealthSuite
+from pytest_modelhealth import Inputs, ModelHealthError, ModelHealthSuite
 
 pl = pytest.importorskip("lightning.pytorch")
 
@@ -68,20 +68,34 @@ def module():
     return Classifier()
 
 
+class Step(nn.Module):
+    """The training step of a `LightningModule` as a forward."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch):
+        return self.module.training_step(batch, 0)
+
+
 def test_training_step_is_healthy(module, loader, inspector):
-    """A batch alone goes into ``training_step``; its `self.log` needs no trainer."""
-    inspector(module).run_inspection(next(iter(loader))).assert_healthy()
-
-
-def test_samples_do_not_see_each_other(module, loader, inspector):
-    """Probes see what the forward returns, where the training step returns a loss alone."""
-    report = inspector(module).run_inspection(next(iter(loader)), probes="sample_independence")
-    report.assert_samples_independent()
+    """What it returns is the loss; its `self.log` needs no trainer."""
+    inspector(Step(module)).run_inspection(Inputs(next(iter(loader)))).assert_healthy()
 
 
 def test_optimizer_and_schedule_train_it(module, loader, inspector):
-    """One step with what ``configure_optimizers`` returns, called a few times and put back."""
+    """``training_step`` with what ``configure_optimizers`` returns, called a few times."""
     inspector(module).run_step(batch=next(iter(loader))).assert_healthy()
+
+
+def test_samples_do_not_see_each_other(module, loader, inspector):
+    """An inspection runs the forward, with a target and a loss as of any module."""
+    images, labels = next(iter(loader))
+    report = inspector(module).run_inspection(
+        images, target=labels, loss=F.cross_entropy, probes="sample_independence"
+    )
+    report.assert_samples_independent()
 
 
 def test_one_epoch_is_healthy(module, loader, inspector):
@@ -94,11 +108,12 @@ def test_one_epoch_is_healthy(module, loader, inspector):
 
 
 class TestClassifier(ModelHealthSuite):
-    """Every test of a model: a module and its batch are enough."""
+    """Every test of a model: a module, a batch and a loss are enough."""
 
     def make(self):
         digits = read_digits()
-        return Classifier(), (digits.train_images[:64], digits.train_labels[:64])
+        images, labels = digits.train_images[:64], digits.train_labels[:64]
+        return Classifier(), images, labels, F.cross_entropy
 
 
 class Unfinished(Classifier):

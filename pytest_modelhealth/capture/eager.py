@@ -1,26 +1,18 @@
-"""Any `torch.nn.Module`: plain, compiled, traced, scripted, or of Lightning."""
+"""Any `torch.nn.Module`: plain, compiled, traced or scripted."""
 
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer
 
 from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.step.batch import (
-    is_lightning,
-    is_own,
-    is_run_by_training_step,
-    run_by_training_step,
-)
 from pytest_modelhealth.capture.step.guard import exited_whole
 from pytest_modelhealth.capture.step.run import Watch, observed_eagerly, run_step
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.switches import collected_rarely
-from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import stop_gradients
 from pytest_modelhealth.report import Observation
 
@@ -74,60 +66,4 @@ def is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
-class LightningEngine(EagerEngine):
-    """Runs a `LightningModule` as any other module, by its `training_step` where that is asked for.
-
-    What it logs goes nowhere, and no trainer is needed.
-    """
-
-    def supports(self, model: object) -> bool:
-        """Whether `model` is a `LightningModule`."""
-        return is_lightning(model)
-
-    def called(
-        self, request: Request, *, with_outputs: bool = True
-    ) -> AbstractContextManager[Request]:
-        """Have a call of the model run its `training_step`, if the request is one for that.
-
-        It returns what the forward returned meanwhile, too: most such steps return no more than a
-        number, which tells no sample from another.
-        """
-        if is_run_by_training_step(request):
-            return run_by_training_step(request, with_outputs=with_outputs)
-        return nullcontext(request)
-
-    def _run(self, request: Request, watch: Watch) -> Observation:
-        try:
-            with self.called(request, with_outputs=False) as prepared:
-                return super()._run(prepared, watch)
-        except InspectionError:
-            raise
-        except Exception as error:
-            note = _note(request, str(error))
-            if note and note not in getattr(error, "__notes__", ()):
-                error.add_note(note)
-            raise
-
-
-def _note(request: Request, message: str) -> str:
-    """Return what to say of an exception, by what ran; ``""`` if there is nothing to say."""
-    name = type(request.model).__name__
-    if is_run_by_training_step(request):
-        if "attached to a `Trainer`" in message:
-            return (
-                f"No trainer runs here. If training_step of {name} needs one, attach it first, "
-                "module.trainer = Trainer(...)."
-            )
-        return (
-            f"The batch went into training_step of {name}, as it came alone; with loss=..., "
-            "inputs and target go into its forward and the loss."
-        )
-    if request.loss is None and is_own(request.model, "training_step"):
-        return (
-            f"{name} steps its optimizers itself (automatic_optimization=False), so the batch went "
-            "into its forward; run_step(batch=batch) runs its training_step."
-        )
-    return ""
-
-
-KINDS = (LightningEngine, EagerEngine)
+KINDS = (EagerEngine,)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -51,9 +50,6 @@ class Request:
     # is given the gradients of parameters after a backward pass that succeeded, and returns those
     # to report: their mean over the ranks that share the batch out
     averager: Callable[[list[Held]], list[Held]] | None = None
-    # whether a model with a training step of its own is run by that where there is neither a loss
-    # nor a target
-    by_training_step: bool = False
 
 
 class Engine(ABC):
@@ -91,14 +87,6 @@ class Engine(ABC):
             InspectionError: its layers are out of reach.
         """
         return model  # type: ignore[no-any-return]
-
-    def called(self, request: Request) -> AbstractContextManager[Request]:
-        """Return a context in which a call of the model runs what is inspected.
-
-        It is entered with the request whose inputs are the arguments of that call: the same,
-        unless a kind says otherwise.
-        """
-        return nullcontext(request)
 
     @abstractmethod
     def run(self, request: Request) -> Observation:

@@ -61,13 +61,12 @@ class Probing:
             chosen[TRIAL] = "alike:what_stays_zero"
         if not chosen:
             return observation
-        with self._engine.called(self._request) as request:
-            runs = Runs(self._engine, request, observation, self._settings, self._conventions)
-            ends = _ends(runs, [probe.name for probe in unasked])
-            records = [
-                _record(name, experiment, runs, ends.get(name))
-                for name, experiment in track(list(chosen.items()), "probing")
-            ]
+        runs = Runs(self._engine, self._request, observation, self._settings, self._conventions)
+        ends = _ends(runs, [probe.name for probe in unasked])
+        records = [
+            _record(name, experiment, runs, ends.get(name))
+            for name, experiment in track(list(chosen.items()), "probing")
+        ]
         kinds = {(p.name, kind): said for p in unasked for kind, said in p.kinds.items()}
         quiet = {kind for kind, said in kinds.items() if said.is_asked_for}
         for number, one in enumerate(records):

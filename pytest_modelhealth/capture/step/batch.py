@@ -11,19 +11,15 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
 from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
-from pytest_modelhealth.capture.step.guard import Guard
-from pytest_modelhealth.capture.step.loss import compute_loss, validate_loss
-from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.errors import InspectionError
 
 
@@ -102,23 +98,6 @@ def is_own(module: object, method: str) -> bool:
     return found is not None and found.__module__ not in LIGHTNING_MODULES
 
 
-def is_run_by_training_step(request: Request) -> bool:
-    """Whether what is inspected is the `training_step` of the model, and not its forward.
-
-    It is where the batch came alone, as Lightning gives it. Where optimization is manual, that step
-    would train.
-    """
-    model = request.model
-    return (
-        request.by_training_step
-        and request.loss is None
-        and request.target is None
-        and is_lightning(model)
-        and is_own(model, "training_step")
-        and bool(model.automatic_optimization)
-    )
-
-
 def loss_in(output: Any) -> Any:
     """Return the loss in what a `training_step` returned: itself, or what is under ``"loss"``."""
     return output.get("loss") if isinstance(output, Mapping) else output
@@ -133,77 +112,8 @@ def arguments_of(module: Any, batch: Any, number: int = 0) -> Inputs:
     return Inputs(batch, number) if takes_number else Inputs(batch)
 
 
-@contextmanager
-def run_by_training_step(request: Request, *, with_outputs: bool = False) -> Iterator[Request]:
-    """Have a call of the model run its `training_step`, which logs nothing meanwhile.
-
-    A call inside of that, ``self(inputs)``, runs the forward. A copy that is made of the model
-    meanwhile does the same by itself. The request has the arguments of that call.
-
-    Args:
-        request: what is inspected.
-        with_outputs: whether the call returns what such calls of the forward returned, too.
-    """
-    module = request.model
-    attributes = vars(module)
-    if isinstance(attributes.get("forward"), _TrainingStep):
-        yield request
-        return
-    parts = [part for part in module.modules() if is_lightning(part)]
-    with Guard(State(containers=[attributes, *map(vars, parts)]), numbers=False):
-        for part in parts:
-            vars(part).update(log=log_nothing, log_dict=log_nothing)
-        attributes["forward"] = _TrainingStep(module, with_outputs)
-        yield replace(request, inputs=arguments_of(module, request.inputs))
-
-
 def log_nothing(*_: Any, **__: Any) -> None:
     """Stand in the place of `LightningModule.log`, which asks for the trainer."""
-
-
-class _TrainingStep:
-    """Runs the `training_step` of a module where its forward is called.
-
-    Args:
-        module: the module, whose attribute this is.
-        with_outputs: whether to return what the forward returned meanwhile, beside the loss.
-    """
-
-    def __init__(self, module: nn.Module, with_outputs: bool) -> None:
-        self._module: Any = module
-        self._forward = vars(module).get("forward")  # the user may have set another
-        self._with_outputs = with_outputs
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what it returns.
-
-        Raises:
-            InspectionError: that holds no loss that can be differentiated.
-        """
-        module, attributes = self._module, vars(self._module)
-        forward = self._forward or partial(type(module).forward, module)
-        outputs: list[Any] = []
-
-        def run_forward(*args: Any, **kwargs: Any) -> Any:
-            outputs.append(forward(*args, **kwargs))
-            return outputs[-1]
-
-        attributes["forward"] = run_forward
-        try:
-            output = Inputs(*args, **kwargs).call(module.training_step)
-        finally:
-            attributes["forward"] = self
-        loss, name = loss_in(output), f"training_step of {type(module).__name__}"
-        if loss is None:
-            what = "a mapping without 'loss'" if output is not None else "None"
-            raise InspectionError(
-                f"{name} returned {what}, so there is no loss to inspect: return the loss or "
-                "{'loss': loss}, or give one, run_inspection(inputs, target=..., loss=...)"
-            )
-        validate_loss(loss, list(module.parameters()), name)
-        if not self._with_outputs:
-            return output
-        return {"loss": loss, "returned": output, "outputs": outputs}
 
 
 @contextmanager
@@ -232,7 +142,7 @@ def _hints(request: Request, error: Exception) -> Iterator[str]:
         hints += [_of_another_dtype(tensor, error) for tensor in find_tensors(request.target)]
     yield from dict.fromkeys(hint for hint in hints if hint)
     too_many = re.search(r"takes .*positional arguments? but (\d+) ", str(error))
-    is_spread = isinstance(request.inputs, list | tuple) and not is_run_by_training_step(request)
+    is_spread = isinstance(request.inputs, list | tuple)
     if isinstance(error, TypeError) and too_many and is_spread and len(passed) > 1:
         yield (
             f"The batch is a {type(request.inputs).__name__} of {len(passed)}, which go in as "

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import pytest
 from torch import nn
 
-from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import in_mode
 from pytest_modelhealth.checks.judging import judge
@@ -213,9 +212,8 @@ class Case:
                 model.train(_mode(model, training=True) or model.training)
                 optimizer = self._optimizer(model)
                 for _ in range(FEW_STEPS):
-                    request = Request(model, **anew.batch, by_training_step=True)
-                    with find_engine(model).called(request) as call:
-                        usual_step(model, optimizer, (call.inputs, call.target))
+                    batch = anew.batch
+                    usual_step(model, optimizer, (batch["inputs"], batch["target"]))
             return anew
 
         return self._once("training for a few steps", train)

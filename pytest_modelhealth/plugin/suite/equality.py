@@ -7,16 +7,14 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import copied, in_mode
-from pytest_modelhealth.capture.step.batch import Inputs, is_run_by_training_step
+from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
@@ -66,16 +64,8 @@ def state_survives_saving(case: Case) -> None:
         said = f"the state is lost: it cannot be {doing}: {type(error).__name__}: {error}"
         case.fail(f"{said}\n\nlikely cause: {_CAUSE}")
     lost = list(_lost(saved.model, fresh))  # before either runs
-    request = Request(saved.model, **saved.batch, by_training_step=True)
-    engine = find_engine(saved.model)
-    with (
-        engine.called(request) as call,
-        engine.called(replace(request, model=fresh)),
-        seeded(seed),
-        in_mode(saved.model, False),
-        in_mode(fresh, False),
-    ):
-        comparison = compare(saved.model, fresh, call.inputs, backward=False)
+    with seeded(seed), in_mode(saved.model, False), in_mode(fresh, False):
+        comparison = compare(saved.model, fresh, saved.batch["inputs"], backward=False)
     is_same = all(
         not one.diverged and (one.difference is None or not one.difference.unequal)
         for one in comparison.outputs
@@ -146,11 +136,6 @@ def compiled_equals_eager(case: Case) -> None:
     __tracebackhide__ = True
     case.require_numbers()
     model, batch, seed = case.made.model, case.made.batch, case.suite.seed
-    if is_run_by_training_step(Request(model, **batch, by_training_step=True)):
-        raise Unjudged(
-            f"what runs of {case.label} is its training_step, which nobody compiles: return "
-            "inputs, target and a loss for its forward"
-        )
     backend = case.suite.backend
     with seeded(seed), in_mode(model, False), _quiet():
         eager, copy = copied(model), copied(model)
