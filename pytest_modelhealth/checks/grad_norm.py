@@ -243,7 +243,7 @@ def _limits(walk: _Walk, parts: dict[str, float], settings: Settings) -> dict[st
     that is a gate leads another way.
     """
     observation, flow, chained = walk.observation, walk.flow, set[str]()
-    steep = [r for r in called(observation) if r.activation in _STEEP and not flow.gate(r.name)]
+    steep = [r for r in called(observation) if r.activation in _STEEP and not flow.is_gated(r.name)]
     is_normalised = any("_norm" in v.function for v in flow.graph.vertices)
     if steep and not is_normalised and not seems_trained(observation):
         for name in (name for name, part in parts.items() if part < _CHAIN_RATIO):

@@ -169,7 +169,7 @@ def _zero(observation: Observation, record: LayerRecord, found: LinearMap) -> It
         # offsets of a deformable convolution and first states may well start at zero
         calls = flow_of(observation).calls(path[-1].name) if path else ()
         is_beside = any(len(set(call.inputs)) > 1 for call in calls)
-        if not path or is_beside or flow_of(observation).gate(record.name):
+        if not path or is_beside or flow_of(observation).is_gated(record.name):
             return
         where = f"{path[-1].label!r} gets the same for every sample, and no gradient passes back"
     yield INITIAL_WEIGHTS.fault(

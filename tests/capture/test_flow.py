@@ -161,8 +161,8 @@ class Changing(nn.Module):
     [
         (lambda h: None, "b <- a"),
         (lambda h: h.detach_(), "b <- detach"),
-        (lambda h: h.detach_().requires_grad_(), "b <- requires_grad(detach)"),
-        (lambda h: h.mul_(2), "b <- mul(a)"),
+        (lambda h: h.detach_().requires_grad_(), "b <- detach by requires_grad"),
+        (lambda h: h.mul_(2), "b <- a by mul"),
     ],
 )
 def test_an_output_that_was_changed_is_not_taken_for_what_it_was(

@@ -52,14 +52,13 @@ def truly_reached(model, inputs, layer):
 
 
 def test_what_a_nudge_changes_is_reached(batch):
-    """From every layer of a branching model; what follows by its numbers is no other's."""
+    """From every layer of a branching model."""
     flow, _ = inferred(Towers(), batch)
     assert flow.notes == (NOTE,)
     for name, _ in Towers().named_modules():
         if name:
             reached = {r for r in flow.reach(name) if not r.startswith(f"{name}.")}
             assert reached >= truly_reached(Towers(), batch, name), name
-    assert {"left", "right"}.isdisjoint(flow.producers("block.act"))
 
 
 MODELS = {

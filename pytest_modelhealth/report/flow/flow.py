@@ -18,7 +18,6 @@ from pytest_modelhealth.report.flow.graph import (
     Call,
     Cut,
     Ending,
-    Gate,
     Graph,
     Kind,
     Operation,
@@ -28,6 +27,7 @@ from pytest_modelhealth.report.flow.index import Index
 from pytest_modelhealth.report.flow.recurrence import Recurrence, cut_recurrences
 
 T = TypeVar("T")
+_MOST_SHOWN = 3
 
 
 class Flow(Index):
@@ -338,24 +338,12 @@ class Flow(Index):
         """
         return self.first_alike[one] == self.first_alike[other]
 
-    def gate(self, layer: str) -> tuple[Gate, ...]:
-        """Return the multiplications that values of `layer` go through before the next layer."""
-        vertices, ways, gates = self.graph.vertices, self.ways(), dict[Gate, None]()
-        for held in sorted(self.walk(self.given_out(layer), "viewed")):
-            for made in (vertices[n] for n in ways[held] if self.homes[n] is None):
-                for other in made.operands if made.has("product") else ():
-                    if other != held:
-                        gates[self._gate(layer, other, made.line)] = None
-        return tuple(gates)
-
-    def _gate(self, layer: str, number: int, line: str) -> Gate:
-        """Return that the values of a layer are multiplied by those of a vertex."""
-        vertices = self.graph.vertices
-        origins = [vertices[v] for v in reversed(self.as_it_is(number))]
-        origin = next((m for m in origins if m.kind is not Kind.OPERATION), origins[0])
-        while self.homes[number] is None and vertices[number].operands:
-            number = max(vertices[number].operands, key=lambda o: (vertices[o].live, o))
-        return Gate(layer, origin.kind, self.homes[number] or origin.name, line)
+    def is_gated(self, layer: str) -> bool:
+        """Whether values of `layer` are multiplied by others before the next layer."""
+        vertices, ways = self.graph.vertices, self.ways()
+        held = self.walk(self.given_out(layer), "viewed")
+        made = {n for one in held for n in ways[one] if self.homes[n] is None}
+        return any(vertices[n].has("product") and len({*vertices[n].operands} - held) for n in made)
 
     def last_of(self, *layers: str, by: By = "value") -> tuple[str, ...]:
         """Return those of `layers` that feed no other of them; of a loop, the last to run."""
@@ -363,18 +351,19 @@ class Flow(Index):
         before = self.walk({o for vertex in goal for o in ways[vertex]}, by, back=True)
         return tuple(n for n in layers if max(self.values.get(n, ()), default=-1) not in before)
 
-    def siblings(self, layer: str) -> tuple[str, ...]:
-        """Return the other layers of the same class that the same layer calls."""
-        kinds = {(call.type_name, call.parent) for call in self.calls(layer)}
-        same = (c.layer for c in self.graph.calls if (c.type_name, c.parent) in kinds)
-        return tuple(name for name in dict.fromkeys(same) if name != layer)
-
     def __str__(self) -> str:
-        lines = [f"partial: {note}" for note in self.notes]
-        lines += [f"{layer} <- {self.expression_into(layer)}" for layer in self.layers]
-        if self.graph.loss is not None:
-            lines.append(f"{LOSS} <- {self.expression(self.graph.loss, ())}")
-        return "\n".join(lines)
+        layers = (*self.layers, *([] if self.graph.loss is None else [LOSS]))
+        return "\n".join([*(f"partial: {note}" for note in self.notes), *map(self._line, layers)])
+
+    def _line(self, layer: str) -> str:
+        """Return the last few that feed a layer, and the operations that do more than lay out."""
+        feeding = self.producers(layer)
+        sources = feeding[-_MOST_SHOWN:]
+        made = {v: None for source in sources for v in self.operations(source, layer)}
+        by = dict.fromkeys(v.function for v in made if self.cuts(v) or not v.has("view"))
+        left_out = len(feeding) - len(sources)
+        shown = [*sources, *([f"{left_out} before them"] if left_out else [])]
+        return f"{layer} <- {', '.join(shown) or 'nothing'}{' by ' if by else ''}{', '.join(by)}"
 
 
 def _rebuilt(graph: Graph) -> Flow:

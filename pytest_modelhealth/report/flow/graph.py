@@ -183,23 +183,6 @@ class Ending:
     cut: Cut | None
 
 
-@dataclass(frozen=True)
-class Gate:
-    """A multiplication that a layer's values go through.
-
-    Args:
-        layer: the layer whose values are multiplied.
-        kind: what by: a parameter, a buffer, a constant, or a call of another layer.
-        by: its name.
-        line: ``path:line`` of the multiplication, where it is known.
-    """
-
-    layer: str
-    kind: Kind
-    by: str
-    line: str = ""
-
-
 def near(text: str) -> str:
     """Return `text` with each path in it as seen from the current folder, where it lies below."""
     return re.sub(rf"(?<![\w./-]){re.escape(str(Path.cwd()))}{re.escape(os.sep)}", "", text)

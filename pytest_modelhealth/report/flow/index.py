@@ -334,41 +334,6 @@ class Index:
             number = vertex.operands[0]
         return "input"
 
-    def expression_into(self, layer: str) -> str:
-        """Return what a layer is called with, as an expression: ``blocks.0 + blocks.1.out``."""
-        number = self._by_layer[layer][0]
-        call, taken = self.graph.calls[number], []
-        if call.last == number:  # what a layer's own code reads beside its inputs
-            made = self._made_in.get(number, ())
-            own = [v for v in made if self._vertices[v].kind is not Kind.CALL]
-            read = {o for v in own for o in self._vertices[v].operands}.difference(own, call.inputs)
-            taken = sorted(o for o in read if self._vertices[o].kind not in SOURCES)
-        shown = [self.expression(o, self.around(number)) for o in (*call.inputs, *taken)]
-        return ", ".join(dict.fromkeys(shown)) or "nothing"
-
-    def expression(self, number: int, around: Collection[int], depth: int = 0) -> str:
-        """Return what a vertex is made of, down to layers, sources and what layers returned.
-
-        Args:
-            number: the vertex.
-            around: the calls that had not returned then; what others returned has their name.
-            depth: how deep it stands; what is deeper than a few levels is left out.
-        """
-        home = self.container(number, around) or self.homes[number]
-        vertex = self._vertices[number]
-        if home is not None:
-            return home
-        if depth > _DEEPEST:
-            return "..."
-        parts = [self.expression(o, around, depth + 1) for o in dict.fromkeys(vertex.operands)]
-        if vertex.live and vertex.has("view") and len(parts) == 1:
-            return parts[0]
-        if vertex.has("sum") and not vertex.has("difference"):
-            return " + ".join(parts)
-        if vertex.has("product") and len(parts) > 1:
-            return " * ".join(f"({p})" if " + " in p else p for p in parts)
-        return f"{vertex.name}({', '.join(parts)})"
-
 
 def _grouped(pairs: Iterable[tuple[K, int]]) -> dict[K, list[int]]:
     """Return the second of each pair by the first."""
@@ -401,4 +366,3 @@ _WAYS: dict[str, Callable[[Index, int, int], bool]] = {
     "scaled": lambda index, number, _: index.graph.vertices[number].has("view", "product"),
 }
 """Which operands of which vertices are ways, by what goes along them."""
-_DEEPEST = 6

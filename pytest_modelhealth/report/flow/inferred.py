@@ -1,8 +1,7 @@
 """The flow where none was recorded: by the order of calls, so that it says too much.
 
-Code observed as compiled, and layers that ran in threads of their own, show no graph. There a layer
-depends on the layer before it where it is given the same numbers as that returned, else maybe on
-all that ran before it; the notes of such a flow say so.
+Deployed models, and layers that ran in threads of their own, show no graph. There a layer may
+depend on all that ran before it; the notes of such a flow say so.
 """
 
 from __future__ import annotations
@@ -36,11 +35,6 @@ def _graph(ran: dict[str, LayerRecord], *, has_loss: bool) -> Graph:
     """Return calls in their order, nested by their names; a layer called again has two."""
     vertices, calls = [Vertex(Kind.INPUT, "input 0")], list[Call]()
     so_far, stack = 0, list[int]()  # the vertex that all before may be in; the open calls
-    latest: LayerRecord | None = None  # the layer that returned last, and its vertex
-    output = 0
-    # what is scaled by zeros is in a sum that has the numbers of the other summand
-    parameters = (own for record in ran.values() for own in record.parameters.items())
-    is_hiding = any(s.count and s.abs_max == 0.0 for name, s in parameters if name != "bias")
     moments = [(float(record.entered or 0), name) for name, record in ran.items()]
     moments += [(_returned(r), name) for name, r in ran.items() if r.calls > 1]
     for _, name in [*sorted(moments), (math.inf, None)]:
@@ -49,9 +43,9 @@ def _graph(ran: dict[str, LayerRecord], *, has_loss: bool) -> Graph:
             number = stack.pop()
             call, last = calls[number], len(calls) - 1
             if last == number:
-                latest = ran[call.layer]
-                live = latest.gradients is not None or bool(latest.parameter_gradients)
-                live |= "gradients" not in latest.watched
+                record = ran[call.layer]
+                live = record.gradients is not None or bool(record.parameter_gradients)
+                live |= "gradients" not in record.watched
                 cuts = frozenset(() if live else (0,))
                 output = len(vertices)
                 vertices.append(Vertex(Kind.CALL, call.layer, call.inputs, cuts, number, live))
@@ -64,15 +58,8 @@ def _graph(ran: dict[str, LayerRecord], *, has_loss: bool) -> Graph:
             calls[number] = replace(call, last=last, outputs=(returned,))
         for layer in path[len(stack) :]:
             record, parent = ran[layer], stack[-1] if stack else -1
-            is_next = (
-                latest is not None
-                and not is_hiding
-                and record.calls == latest.calls == 1
-                and same_values(record.inputs, latest.activations)
-            )
             stack.append(len(calls))
-            taken = (output if is_next else so_far,)
-            calls.append(Call(layer, record.type_name, parent, len(calls), taken))
+            calls.append(Call(layer, record.type_name, parent, len(calls), (so_far,)))
     outputs, loss = calls[0].outputs if calls else (), None
     if has_loss:
         loss = len(vertices)
