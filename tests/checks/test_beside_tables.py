@@ -105,7 +105,7 @@ def test_a_flow_that_was_inferred_accuses_no_head(batch: Tensor, inspect: Inspec
         assert [violation.layer for violation in report.violations] == layers
         observation = replace(report.observation, flow=None)
         warned = [warning.layer for warning in judge(observation, report._settings).warned]
-        assert warned == (["trunk.0", *layers] if cuts else [])  # which of the two feeds is not seen
+        assert warned == (["trunk.0", *layers] if cuts else [])  # which feeds which is not seen
     inferred = replace(inspect(Reading(Part(), 0), batch).observation, flow=None)
     assert judge(inferred, report._settings).violations == ()
 
