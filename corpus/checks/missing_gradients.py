@@ -430,10 +430,12 @@ FAULTS = {
         for name, read in {
             "data": lambda table: table.data[:],
             "detach": lambda table: table.detach().exp(),
-            "item": lambda table: table.exp().sum().item(),
             "argmax": lambda table: table.argmax(),
         }.items()
     },
+    "a parameter read by item": (
+        lambda: offset(lambda table: table.exp().sum().item()), "fail", "0", ".item()"
+    ),
     "a parameter for other occasions": (Masked, "note", "", "nothing reads its trainable mask"),
     **{
         f"a parameter {name}": (lambda read=read: offset(read), "note", "0", "trainable table")

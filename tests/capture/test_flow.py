@@ -186,7 +186,7 @@ def flow_of(forward: Forward) -> Flow:
 @pytest.mark.filterwarnings("ignore")  # torch and NumPy warn of most of these
 @pytest.mark.parametrize("name", FORWARDS)
 def test_values_that_come_back_are_followed(name: str) -> None:
-    """The cut is what took them out; what is computed outside of torch is guessed, and noted."""
+    """The cut is what took them out; that tensors made afterwards are of them is noted."""
     forward, operation, is_exact = FORWARDS[name]
     flow = flow_of(forward)
     (cut,) = flow.cut_between("a")
@@ -195,7 +195,7 @@ def test_values_that_come_back_are_followed(name: str) -> None:
 
 
 def test_reading_alone_is_no_way() -> None:
-    """A number for a log or a branch feeds nothing, and numbers in the code are not made of it."""
+    """A number for a log or a branch feeds nothing."""
     flow = flow_of(logged)
     assert flow.is_exact
     assert not flow.cut_between("a")

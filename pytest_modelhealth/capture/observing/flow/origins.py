@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_modelhealth.capture.observing.autograd_graph import operation
 from pytest_modelhealth.capture.observing.flow.attention import Facts
@@ -36,9 +35,6 @@ def is_own(function: type | None) -> bool:
 _ACCUMULATES = (1 << 64) - 1
 """The number of every node that stands for a leaf."""
 
-_MOST_NUMBERS = 1_000
-"""A longer list of numbers is not gone through."""
-
 Source = tuple[Kind, tuple[str, ...], Tensor]
 """A tensor that a run starts from: what it is, and the parts of its name."""
 
@@ -58,9 +54,9 @@ class Function(NamedTuple):
 class Origins:
     """Knows of each tensor which vertex it is; makes the vertices of nodes between layers.
 
-    Of what leaves for Python or NumPy and may come back it knows numbers by identity, as they are
-    held, and memory by its address, while it is alive. What is computed there is another object: it
-    is guessed where a tensor is made of numbers within the same call, and that is noted.
+    What leaves for Python or NumPy is not followed: a tensor that is made of numbers or an array
+    afterwards, within the same call, is taken for made of all that was read there, and that is
+    noted. A number that an operation takes is no operand.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -80,9 +76,6 @@ class Origins:
         self._unseen: dict[int, tuple[tuple[int, ...], int]] = {}  # by call; calls until then
         self._first = counter()
         self._readings: list[int] = []  # vertices that gave values to Python
-        self._read_integers = False
-        self._numbers: dict[int, tuple[float | complex, int]] = {}  # by id, with their vertices
-        self._memory: dict[int, tuple[StorageWeakRef, int]] = {}  # by address
 
     def name_sources(self, sources: Iterable[Source]) -> None:
         """Say what the tensors are that a run starts from.
@@ -187,7 +180,7 @@ class Origins:
         self._unnamed = iter(())
         self._plain = KnownTensors()
         held: tuple[Any, ...] = (self._sources, self._by_number, self._functions)
-        for things in (*held, self._readings, self._numbers, self._memory):
+        for things in (*held, self._readings):
             things.clear()
 
     # By its node.
@@ -301,10 +294,7 @@ class Origins:
             vertex = self._rows.add(Kind.OPERATION, "requires_grad", (seen,), live=True)
         elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return self.of(torch._C._functorch.get_unwrapped(tensor))
-        elif (shared := self.of_memory(tensor)) is not None:
-            # such as a parameter made of what was detached
-            vertex = self._rows.add(Kind.OPERATION, "alias", (shared,), live=live)
-        elif guessed := self._guessed(None):
+        elif guessed := self.guessed(None):
             vertex = self._rows.add(Kind.OPERATION, "tensor", guessed, live=live)
         else:
             vertex = self._of_unseen(live)
@@ -335,50 +325,11 @@ class Origins:
     # By way of Python or NumPy.
 
     def add_reading(self, vertex: int, result: Any) -> None:
-        """Take what a function gave to Python."""
-        if type(result) is bool:
-            return  # it is for a branch, and no value
-        self._readings.append(vertex)
-        for number in _numbers([result]):
-            if type(number) is int:
-                self._read_integers = True
-            elif len(self._numbers) < _MOST_NUMBERS:
-                self._numbers[id(number)] = (number, vertex)
+        """Take what a function gave to Python; a truth value is for a branch."""
+        if type(result) is not bool:
+            self._readings.append(vertex)
 
-    def add_memory(self, tensor: Tensor, vertex: int) -> None:
-        """Take a tensor whose memory something without a tie to it may share."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr():
-            self._memory[storage.data_ptr()] = (StorageWeakRef(storage), vertex)
-
-    def of_memory(self, tensor: Tensor) -> int | None:
-        """Return the vertex whose memory a tensor shares, if that is known."""
-        known = self._memory and self._memory.get(tensor.untyped_storage().data_ptr())
-        return known[1] if known and not known[0].expired() else None
-
-    def of_arguments(
-        self, arguments: list[Any], place: Place | None, *, takes: bool
-    ) -> tuple[int, ...]:
-        """Return the vertices of what was read out and comes back in arguments of a function.
-
-        A fraction that no function gave, and is not written in the user's code at `place`, may be
-        computed of what was read; so may what makes a tensor of numbers or of an array: it `takes`.
-        """
-        if not self._readings:
-            return ()
-        known = self._numbers
-        exact = dict.fromkeys(known[id(n)][1] for n in _numbers(arguments) if id(n) in known)
-        if exact or place is None or not (takes or known):
-            return tuple(exact)
-        if not (takes and any(hasattr(value, "__array_interface__") for value in arguments)):
-            # small integers are one object wherever they come from
-            written = {id(n) for n in _numbers(place[0].co_consts) if type(n) is not int}
-            numbers = _numbers(arguments, besides=written)
-            if not any(type(n) is not int or (takes and self._read_integers) for n in numbers):
-                return ()
-        return self._guessed(place)
-
-    def _guessed(self, place: Place | None) -> tuple[int, ...]:
+    def guessed(self, place: Place | None) -> tuple[int, ...]:
         """Return what may have been made a tensor of: what was read out within the same call."""
         rows, call = self._rows, self._rows.running[-1].call
         guessed = tuple([vertex for vertex in self._readings if rows[vertex].call == call])
@@ -392,17 +343,3 @@ class Origins:
             )
             rows.notes[note] = None
         return guessed
-
-
-def _numbers(values: Iterable[Any], besides: Collection[int] = ()) -> Iterator[float | complex]:
-    """Yield the numbers among arguments and in lists among them, up to some; not those of an id."""
-    todo = list(values)[::-1]
-    for _ in range(_MOST_NUMBERS):
-        if not todo:
-            return
-        value = todo.pop()
-        kind = type(value)
-        if (kind is float or kind is int or kind is complex) and id(value) not in besides:
-            yield value
-        elif kind is list or kind is tuple:
-            todo.extend(value[::-1])

@@ -22,7 +22,6 @@ from pytest_modelhealth.capture.observing.flow.rows import (
     place_of,
 )
 from pytest_modelhealth.capture.observing.layer import Given, Layer
-from pytest_modelhealth.operations import having
 from pytest_modelhealth.report.flow import Flow, Kind
 
 SKIP, MAKE, FORM, FIRST, WRITE, OVERWRITE, PRODUCT, READ, TAKE, DIFFERENTIATE = range(10)
@@ -223,12 +222,9 @@ class FlowRecorder:
 
     def _see(self, call: FunctionCall) -> None:
         if call.does == READ:  # what leaves for Python or NumPy may come back
-            read, name = [*_tensors(call.given)], call.name
-            operands, place = self._origins.of_all(read), self._caller()
-            vertex = self._rows.add(Kind.OPERATION, name, operands, at=counter(), place=place)
+            operands, place = self._origins.of_all(_tensors(call.given)), self._caller()
+            vertex = self._rows.add(Kind.OPERATION, call.name, operands, at=counter(), place=place)
             self._origins.add_reading(vertex, call.result)
-            if name == "numpy":
-                self._origins.add_memory(read[0], vertex)
             return
         if call.does == DIFFERENTIATE:
             self._origins.of_all(_tensors(call.given))  # what is differentiated is used
@@ -263,7 +259,8 @@ class FlowRecorder:
             zeros = [a for a in call.args if type(a) in (int, float) and a == 0]
             unknown += [self._rows.add(Kind.CONSTANT, "0") for _ in zeros]
         place = self._caller()
-        unknown += origins.of_arguments(list(call.given), place, takes=call.does == TAKE)
+        if call.does == TAKE:
+            unknown += origins.guessed(place)
         around = self._rows.running[-1].call
         origins.add_function(
             Function(call.begin, counter(), around, place, tuple(unknown), call.name, call.facts)
@@ -279,16 +276,11 @@ class FlowRecorder:
             is_view = not made[0].is_inference() and made[0]._base is not None
             name = "view" if is_view else name
         if not operands and does == TAKE:
-            shared = map(origins.of_memory, made)
-            operands = tuple([vertex for vertex in shared if vertex is not None])
-        if not operands or does in (MAKE, PRODUCT, WRITE, OVERWRITE):
-            operands += origins.of_arguments(list(call.given), place, takes=does == TAKE)
+            operands = origins.guessed(place)
         kind = Kind.OPERATION if operands or does == OVERWRITE else Kind.CONSTANT
         vertex = self._rows.add(kind, name, operands, at=counter(), place=place, facts=call.facts)
         for tensor in made:
             origins.put(tensor, vertex)
-            if name in having("detach"):
-                origins.add_memory(tensor, vertex)
             if does in (WRITE, OVERWRITE) and tensor._base is not None:
                 origins.put(tensor._base, vertex)
 
