@@ -186,16 +186,6 @@ FAULTS: dict[str, Any] = {
         lambda: attention(apply=lambda w, v: (v.transpose(-2, -1) @ w).transpose(-2, -1)),
         "fail", "", "@ w)",
     ),
-    "pooled over steps by a softmax over samples": (
-        lambda: net(lambda m, x: m.fc((m.score(x).softmax(0) * x).sum(1)),
-                    score=(WIDTH, 1), fc=(WIDTH, 3)),
-        "warn", "", "m.score(x)",
-    ),
-    "a mean of weighted steps": (
-        lambda: net(lambda m, x: m.fc((m.score(x).softmax(1) * x).mean(1)),
-                    score=(WIDTH, 1), fc=(WIDTH, 3)),
-        "warn", "", "averaged",
-    ),
     "a mask of small numbers": (
         lambda: masked(mask=lambda s, hidden: s.masked_fill(hidden, -1e-9)),
         "fail", "softmax", "fills scores with -1e-09",
@@ -234,12 +224,6 @@ FAULTS: dict[str, Any] = {
     ),
     "a masked score that is thrown away": (
         lambda: masked(mask=thrown_away), "warn", "", "scores.masked_fill(",
-    ),
-    "a mask after the softmax": (
-        lambda: masked(
-            mask=lambda s, hidden: s, mask_after=lambda w, hidden: w.masked_fill(hidden, 0.0)
-        ),
-        "warn", "", "masked before",
     ),
     "a gate by a softmax of one": (
         lambda: net(lambda m, x: m.fc(x * m.gate(x).softmax(-1)), gate=(WIDTH, 1), fc=(WIDTH, 3)),

@@ -168,14 +168,13 @@ def _is_across(old: list[int], new: list[int]) -> bool:
 
 _SCORING = ("view", "sum", "product", "quotient", "fill")
 _KEYS = "`softmax(dim=...)` runs over queries, heads or samples in place of what is summed over"
-_LATE = "masked before the softmax they would sum to one"
 
 
 def _other_axis(run: Run) -> Faults:
     """Yield products that add up weights along an axis on which they do not sum to one."""
     for number, vertex in run.having("softmax"):
         softmax = run.softmaxes.get(vertex.facts["softmax"])
-        problem = _of_pooled(vertex) if "axis" in vertex.facts else _of_product(vertex)
+        problem = _of_product(vertex)
         if not problem or softmax not in run.given or vertex.call < 0:
             continue
         maker, met = run.vertices[softmax], [softmax]
@@ -189,20 +188,9 @@ def _other_axis(run: Run) -> Faults:
             continue  # the second is routing by agreement, which adds to the scores before
         products = [run.vertices[n].operands for n in scores if run.vertices[n].has("matrix")]
         is_scored = any(len([o for o in taken if o in run.given]) > 1 for taken in products)
-        is_late, is_pooled = "is_masked" in vertex.facts, "axis" in vertex.facts
         (dim,), (sizes,) = maker.facts["dims"], maker.facts["sizes"]
         what = f"after a softmax over dimension {dim} of {sizes} {problem}"
-        grade: Severity = "fail" if is_scored and not is_late and not is_pooled else "warn"
-        yield number, what, _LATE if is_late else _KEYS, grade
-
-
-def _of_pooled(vertex: Vertex) -> str:
-    """Return what is wrong with a sum or mean of values times weights."""
-    dims, axis = vertex.facts["dims"], vertex.facts["axis"]
-    if vertex.has("average") and dims == (axis,):
-        return "weighted values are averaged, whose weights sum to one already"
-    is_other = len(dims) == 1 and axis not in dims and dims[0] in vertex.facts["axes"]
-    return "weights are added up along another" if is_other and vertex.has("total") else ""
+        yield number, what, _KEYS, "fail" if is_scored else "warn"
 
 
 def _of_product(vertex: Vertex) -> str:
@@ -212,7 +200,6 @@ def _of_product(vertex: Vertex) -> str:
     if sums is None:
         return "" if is_along is not False else "weights are added up along another"
     is_off = sums[0] < 1.0 - slack or sums[1] > 1.0 + slack
-    is_off &= facts.get("is_masked") == ((True,) if is_along else None)
     return f"weights sum to {sums[0]:.3g} to {sums[1]:.3g} in a product" if is_off else ""
 
 

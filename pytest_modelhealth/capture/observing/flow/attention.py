@@ -35,7 +35,6 @@ class Weights(NamedTuple):
     softmax: int  # which call of one made them
     stride: int | None  # of the axis along which they sum to one; ``None`` where a copy lost it
     is_dropped: bool = False  # by a dropout: their sums are no longer one
-    mask: Any = None  # whether it was filled, or multiplied by zeros and ones, after the softmax
 
 
 class Scores(NamedTuple):
@@ -54,8 +53,6 @@ class AttentionReader:
     def __init__(self) -> None:
         self._weights = KnownTensors[Weights]()
         self._scores = KnownTensors[Scores]()
-        # values by weights: which softmax, its axis, and all along which these differ
-        self._weighted = KnownTensors[tuple[int, int, list[int]]]()
         self._count = 0  # of calls of a softmax
         self._ids: dict[tuple[int, ...], ref[Tensor]] = {}  # by size, what a table was first asked
         self._has_marks = False
@@ -81,10 +78,6 @@ class AttentionReader:
         others = [a for a in (*args, *kwargs.values()) if a is not given]  # a dropout's p, training
         if weights is not None:
             self._pass_weights_on(weights, name, given, others, result)
-        elif name in having("product") and len(others) == 1:
-            weights = self._known(self._weights, others[0])
-            if weights is not None:
-                self._pass_weights_on(weights, name, others[0], [given], result)
         if scores is not None:
             self._pass_scores_on(scores, name, others, result)
 
@@ -94,26 +87,13 @@ class AttentionReader:
     def _pass_weights_on(
         self, weights: Weights, name: str, given: Tensor, others: list[Any], result: Tensor
     ) -> None:
-        other = next((a for a in others if isinstance(a, Tensor)), None)
         is_view = name in having("whole") or name in ("expand", "expand_as")
-        is_masked = name in having("fill") or (
-            name in having("product") and other is not None and not other.requires_grad
-        )
-        if name in having("product") and result.numel() > given.numel():  # of several features
-            axes = [a - given.ndim for a in range(given.ndim) if given.shape[a] > 1]
-            along = [a for a in axes if given.stride(a) == weights.stride]
-            if len(along) == 1:
-                self._mark(self._weighted, result, (weights.softmax, along[0], axes))
-        if is_view or is_masked or name in having("dropout"):
+        if is_view or name in having("dropout"):
             is_shared = result is given or (is_view and result._base is not None)
             keeps_axis = is_shared or result.stride() == given.stride()
-            mask = weights.mask
-            if is_masked and other is not None:
-                mask = True if name in having("fill") else _is_binary(other)
             is_dropped = weights.is_dropped or (name in having("dropout") and all(others[:2]))
             axis = weights.stride if keeps_axis else None
-            known = weights._replace(stride=axis, is_dropped=is_dropped, mask=mask)
-            self._mark(self._weights, result, known)
+            self._mark(self._weights, result, weights._replace(stride=axis, is_dropped=is_dropped))
 
     def _pass_scores_on(self, scores: Scores, name: str, others: list[Any], result: Tensor) -> None:
         number = next((float(a) for a in reversed(others) if type(a) in NUMBERS), None)
@@ -156,7 +136,7 @@ class AttentionReader:
         is_at_an_end = (changes <= 0).all() | (changes >= 0).all()
         return (kept == last) & (first < other) & is_at_an_end & ((~hidden).sum(1) > 1).any()
 
-    # Products and sums of values by weights.
+    # Products of values by weights.
 
     def product(self, args: tuple[Any, ...], result: Any) -> Facts:
         """Return the sizes that a product takes, and what weights in it sum to where it adds up."""
@@ -174,15 +154,6 @@ class AttentionReader:
             if weights is not None and axis is not None and operand.shape[axis] > 1:
                 return facts | _sums(weights, operand, axis)
         return facts
-
-    def weighted(self, tensor: Any) -> Facts:
-        """Return of what a sum takes along which axes the weights in it differ."""
-        known = self._known(self._weighted, tensor) if self._has_marks else None
-        if known is None:
-            return {}
-        softmax, axis, axes = known
-        ndim = tensor.ndim
-        return {"softmax": softmax, "axis": axis % ndim, "axes": [a % ndim for a in axes]}
 
     # Calls of layers, which say what they read when they return.
 
@@ -275,14 +246,11 @@ def _sums(weights: Weights, operand: Tensor, axis: int) -> Facts:
     Sums of zero are of rows that a mask hides. Those behind a dropout tell nothing.
     """
     facts: Facts = {"softmax": weights.softmax, "is_along": None}
-    if weights.mask is not None:
-        facts["is_masked"] = (weights.mask,)
     if weights.stride is not None and operand.numel():
         strides = [s for s, size in zip(operand.stride(), operand.shape, strict=True) if size > 1]
         if weights.stride in strides:
             facts["is_along"] = operand.stride(axis) == weights.stride
-    is_right = facts["is_along"] and weights.mask is None
-    if not (is_right or weights.is_dropped) and 0 < operand.numel() <= _MOST_VALUES:
+    if not (facts["is_along"] or weights.is_dropped) and 0 < operand.numel() <= _MOST_VALUES:
         sums = operand.detach().float().sum(axis)
         sums = sums.where(sums != 0, sums.new_ones(()))
         facts["sums"] = tuple(sums.aminmax())

@@ -144,7 +144,7 @@ def _dimensions(
         is_count = r.shape == given.shape and along
         right = given.long().cumsum(along[0]) if is_count else given.long().sum(along).view_as(r)
         facts["wraps"] = ((right != r).any(),)
-    return facts | reader.attention.weighted(given)
+    return facts
 
 
 def _pieces(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
