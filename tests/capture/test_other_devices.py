@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from corpus.models.counted import residual
 from pytest_modelhealth import Inspector
@@ -84,25 +83,6 @@ def test_a_scaled_loss_is_fetched_with_the_rest(fetches: list[int]) -> None:
         if record.gradients is not None:
             assert found[name].gradients.norm == pytest.approx(record.gradients.norm, rel=1e-5)
             assert found[name].gradients.dtype == "float32"
-
-
-def test_a_loss_function_is_not_waited_for(fetches: list[int]) -> None:
-    """What torch's losses were given is taken on the device, and settled when all is fetched."""
-    target = torch.randint(0, 5, (6,))
-    images = torch.randn(6, 3, 8, 8)
-    found = Inspector(residual()).run_inspection(images, target, loss=nn.functional.cross_entropy)
-    assert found.observation.errors == ()
-    assert len(fetches) == 1
-    with pytest.MonkeyPatch.context() as patch, _disable_current_modes():
-        patch.setattr(recorder, "Ledger", Ledger)
-        report = Inspector(residual()).run_inspection(
-            images, target, loss=nn.functional.cross_entropy
-        )
-    (call,), (expected,) = found.observation.loss_calls, report.observation.loss_calls
-    assert call.value == expected.value
-    assert call.targets == expected.targets
-    assert call.log_normalizer == expected.log_normalizer > 0
-    assert_same(call.input, expected.input)
 
 
 class Strict(nn.Sequential):

@@ -1,7 +1,6 @@
 """Sees the calls of torch's loss functions and tells what they were given.
 
-Of large arguments a sample is looked at, beside the statistics of all. Nothing waits for a device:
-what was taken is worked out when somebody asks.
+Of large arguments a sample is looked at, beside the statistics of all.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -38,8 +36,6 @@ _PLAIN = frozenset({bool, int, float, str})
 _MOST_ROWS = 64
 _MOST_VALUES = 1 << 16
 _SHORTEST_SEQUENCE = 4
-_MOST_WAITING = 64
-"""Of calls on another device so many wait, as the samples taken of them need memory."""
 
 Read = Callable[[Any], Entry | None]
 """Returns where the statistics of a tensor are to be had, if there are any."""
@@ -49,10 +45,9 @@ class LossCalls:
     """The calls of loss functions in one run."""
 
     def __init__(self, reader: Reader, errors: list[str]) -> None:
-        self.settled: list[LossCall] = []  # what is known of them, in order
+        self.seen: list[LossCall] = []  # in order
         self._reader = reader
         self._errors = errors
-        self._waiting: list[tuple[str, Callable[[], LossCall]]] = []  # by function
 
     def add(
         self,
@@ -66,19 +61,10 @@ class LossCalls:
         function = LOSS_FUNCTIONS[call]
         with noted(self._errors, f"loss {function}: "), torch._C.DisableTorchFunction():
             name, reader = None if layer is None else layer.name, self._reader
-            samples, read = reader.samples, reader.of_loss
-            seen = see_loss(call, args, kwargs, value, layer=name, samples=samples, read=read)
-            self._waiting.append((function, seen))
-            waits = isinstance(value, Tensor) and reader.ledger.queues(value)
-            if not waits or len(self._waiting) > _MOST_WAITING:
-                self.settle()
-
-    def settle(self) -> None:
-        """Work out what was seen."""
-        waiting, self._waiting = self._waiting, []
-        for function, seen in waiting:
-            with noted(self._errors, f"loss {function}: "):
-                self.settled.append(seen())
+            seen = see_loss(
+                call, args, kwargs, value, layer=name, samples=reader.samples, read=reader.of_loss
+            )
+            self.seen.append(seen)
 
 
 def see_loss(
@@ -90,12 +76,8 @@ def see_loss(
     layer: str | None,
     samples: int,
     read: Read,
-) -> Callable[[], LossCall]:
-    """Look at one call of a loss function from the forward of `layer`.
-
-    Returns:
-        What gives all of it as plain data; of what is on another device it waits for that.
-    """
+) -> LossCall:
+    """Look at one call of a loss function from the forward of `layer`; `read` reads statistics."""
     function = LOSS_FUNCTIONS[call]
     names = _parameter_names(call)
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
@@ -105,49 +87,41 @@ def see_loss(
     options |= {name: True for name in ("weight", "pos_weight") if is_a(given.get(name), Tensor)}
     dimension = _class_dimension(function, values)
     made_by = origin(values) if is_a(values, Tensor) else Origin()
-    seen = LossCall(
+    input_, target_, value_ = (
+        None if one is None else one.statistics for one in (read(values), read(target), read(value))
+    )
+    rows = targets = None
+    with torch.no_grad():
+        # of a DTensor this rank may have a part of each row alone
+        is_whole = input_ is not None and not hasattr(values, "to_local")
+        if dimension is not None and is_whole and values.shape[dimension] > 1:
+            rows = _sample(values, dimension)
+        is_class = function in having("classes") and target_ is not None
+        if is_class and not target.is_floating_point() and target.numel():
+            targets = _see_targets(target, int(given.get("ignore_index", -100)), samples)
+    probabilities: dict[str, Any] = {}
+    if rows is not None and input_ is not None and not input_.nan_count:
+        # a copy in this process's memory; NumPy takes a microsecond where torch takes three
+        numbers = rows.cpu().double().numpy()
+        probabilities = {
+            "rows": _kind(numbers, torch.finfo(values.dtype).eps),
+            "log_normalizer": float(np.median(np.abs(_log_normalizers(numbers)))),
+        }
+    return LossCall(
         function=function,
         layer=layer,
-        input=None,
-        target=None,
+        input=input_,
+        target=target_,
+        value=None if value_ is None else value_.mean_of_all,
         options=options,
         classes=0 if dimension is None else values.shape[dimension],
         made_by=made_by.function,
         made_along=made_by.dimension,
         clamped=made_by.clamped,
         cosines=isinstance(values, Tensor) and are_cosines(values),
+        targets=targets,
+        **probabilities,
     )
-    entries = read(values), read(target), read(value)
-    rows = targets = None
-    with torch.no_grad():
-        # of a DTensor this rank may have a part of each row alone
-        is_whole = entries[0] is not None and not hasattr(values, "to_local")
-        if dimension is not None and is_whole and values.shape[dimension] > 1:
-            rows = _sample(values, dimension)
-        is_class = function in having("classes") and entries[1] is not None
-        if is_class and not target.is_floating_point() and target.numel():
-            targets = _see_targets(target, int(given.get("ignore_index", -100)), samples)
-
-    def settle() -> LossCall:
-        input_, target_, value_ = (None if one is None else one.statistics for one in entries)
-        probabilities: dict[str, Any] = {}
-        if rows is not None and input_ is not None and not input_.nan_count:
-            # a copy in this process's memory; NumPy takes a microsecond where torch takes three
-            numbers = rows.cpu().double().numpy()
-            probabilities = {
-                "rows": _kind(numbers, torch.finfo(values.dtype).eps),
-                "log_normalizer": float(np.median(np.abs(_log_normalizers(numbers)))),
-            }
-        return replace(
-            seen,
-            input=input_,
-            target=target_,
-            value=None if value_ is None else value_.mean_of_all,
-            targets=None if targets is None else targets(),
-            **probabilities,
-        )
-
-    return settle
 
 
 @cache
@@ -204,30 +178,22 @@ def _kind(rows: npt.NDArray[np.float64], eps: float) -> str:
     return ""
 
 
-def _see_targets(target: Tensor, ignored: int, samples: int) -> Callable[[], ClassTargets]:
-    """Look at class indices, some of which are to be ignored; return what counts them."""
+def _see_targets(target: Tensor, ignored: int, samples: int) -> ClassTargets:
+    """Look at class indices, some of which are to be ignored."""
     is_ignored, count = target == ignored, target.numel()
-    info = torch.iinfo(target.dtype)  # to find both ends waits for no device
-    least = target.masked_fill(is_ignored, info.max).amin()
-    ends = torch.stack([least, target.masked_fill(is_ignored, info.min).amax()])
-    number, sequences, steps = is_ignored.sum(), None, None
+    layouts, tail, share, only = list[npt.NDArray[Any]](), None, 0.0, None
     if samples > 1 and count % samples == 0 and count // samples >= _SHORTEST_SEQUENCE:
         sequences = _sample(target.reshape(samples, -1), 1)
         steps = _sample(target.reshape(-1, samples), 0)  # where time comes first
-
-    def settle() -> ClassTargets:
-        tail, share = None, 0.0
-        if sequences is not None:
-            tail, share = _constant_tail(sequences.cpu().numpy())
-        least, most = ends.cpu().numpy().tolist()
-        left_out = int(number.cpu().numpy().item())
-        only = int(least) if least == most and left_out < count else None
-        layouts = [rows.cpu().numpy() == ignored for rows in (sequences, steps) if rows is not None]
-        skips = 0 < 2 * left_out < count and (count == samples or bool(layouts))
-        skips &= all(map(_has_gaps, layouts))
-        return ClassTargets(count, left_out, tail, share, only, skips)
-
-    return settle
+        layouts = [rows.cpu().numpy() for rows in (sequences, steps) if rows is not None]
+        tail, share = _constant_tail(layouts[0])
+    left_out = int(is_ignored.sum())
+    if left_out < count:
+        least, most = map(int, target[~is_ignored].aminmax())
+        only = least if least == most else None
+    skips = 0 < 2 * left_out < count and (count == samples or bool(layouts))
+    skips &= all(_has_gaps(rows == ignored) for rows in layouts)
+    return ClassTargets(count, left_out, tail, share, only, skips)
 
 
 def _constant_tail(sequences: npt.NDArray[Any]) -> tuple[int | None, float]:

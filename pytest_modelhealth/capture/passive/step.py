@@ -277,7 +277,6 @@ class PassiveStep:
         recorder.note_modules()
         records = layer_records(recorder, backward=self._hooks.saw_backward)
         recorder.let_go()
-        recorder.loss_calls.settle()
         value = recorder.loss if isinstance(loss, Tensor) else loss
         observation = Observation(
             # what waits on a device is tensors
@@ -288,7 +287,7 @@ class PassiveStep:
             samples=self._samples,
             notes=(*recorder.notes, *self._notes()),
             errors=tuple(recorder.errors),
-            loss_calls=tuple(recorder.loss_calls.settled),
+            loss_calls=tuple(recorder.loss_calls.seen),
         )
         updates = [(self._held[number], entry) for number, entry in self._updates.items()]
         return WatchedStep(

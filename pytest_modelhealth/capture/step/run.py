@@ -321,7 +321,6 @@ class _Step:
             recorder, backward=self._is_differentiated, functions=self._functions
         )
         recorder.let_go()
-        recorder.loss_calls.settle()
         if self._scale.factor != 1.0:
             gradients = [g for lyr in layers.values() for g in lyr.parameter_gradients.values()]
             overflowed = sum(statistics.nonfinite_count > 0 for statistics in gradients)
@@ -341,7 +340,7 @@ class _Step:
             samples=self._samples,
             notes=(*notes, *recorder.notes),
             errors=tuple(recorder.errors),
-            loss_calls=tuple(recorder.loss_calls.settled),
+            loss_calls=tuple(recorder.loss_calls.seen),
             loss_path=self._loss_path,
             unregistered=self._unregistered,
             tasks=self._task_gradients,
