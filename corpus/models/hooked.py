@@ -737,7 +737,7 @@ class Nested(nn.Module):
         return self.block(torch.tanh(self.stem(x)))
 
 
-@case("fx", reference=Nested)
+@case("fx", reference=Nested, statuses={"block": OPAQUE})
 def traced() -> nn.Module:
     """A graph in which containers are inlined."""
     return torch.fx.symbolic_trace(Nested())
