@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import itertools
 import random
@@ -21,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.training.stepping.watching import Call, Watch
 from tests.capture.oracle import changes, fingerprint, frozen
-from tests.training.steps import X, Y, net, objections, ran, usual
+from tests.training.steps import X, Y, net, objections, ran, sgd, usual
 
 COUNT = 0
 LOG: list[int] = []
@@ -181,6 +182,55 @@ def test_what_later_calls_raise_is_a_finding() -> None:
     assert changes(before, scene.look()) == []
     assert "call 2 of the step raises OwnError: later" in str(report)
     assert len(report.observation.stepped.losses) == 1
+
+
+def test_modes_of_torch_are_put_back() -> None:
+    """Deterministic algorithms, anomaly mode and others, whether it comes to its end or not."""
+
+    def modes() -> tuple[Any, ...]:
+        checked = torch.is_anomaly_check_nan_enabled()
+        found = (torch.get_deterministic_debug_mode(), torch.is_anomaly_enabled(), checked)
+        found += (torch.get_num_threads(),)
+        found += (torch.get_float32_matmul_precision(), torch.get_default_dtype())
+        backends = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+        found += tuple(getattr(one, "fp32_precision", "") for one in backends)
+        return (*found, torch.backends.cudnn.deterministic, torch.is_grad_enabled())
+
+    before, model, calls = modes(), net(), itertools.count(1)  # which is not put back
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.autograd.set_detect_anomaly(True, check_nan=False)
+        torch.set_float32_matmul_precision("high")
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cudnn.deterministic = True
+        torch.set_num_threads(before[3] + 1)
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+        return usual(model, optimizer, batch)
+
+    for _ in range(2):  # stopped, and to its end
+        with contextlib.suppress(KeyboardInterrupt):
+            Inspector(model).run_step(step, sgd(model), (X, Y))
+        assert modes() == before
+
+
+def test_precision_that_was_set_for_one_backend_is_put_back() -> None:
+    """Torch then refuses to tell the precision of all."""
+    matmul = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("this torch has one precision for all backends")
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        matmul.fp32_precision = "ieee"
+        return usual(model, optimizer, batch)
+
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        ran(step)
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
 
 
 def test_what_a_step_freezes_replaces_and_fills_is_put_back() -> None:

@@ -38,6 +38,7 @@ class Guard:
             that were made before. Without, a model's memory is not doubled.
         numbers: states of the random generators, as `random_state` returns them; ``True`` takes
             those of now, ``False`` lets random numbers go on.
+        switches: whether torch's switches are put back.
         stateful: objects that are put back by `load_state_dict`.
     """
 
@@ -48,6 +49,7 @@ class Guard:
         *,
         values: Memory | bool = False,
         numbers: dict[str, Any] | bool = True,
+        switches: bool = False,
         stateful: Iterable[Any] = (),
     ) -> None:
         self.state = state = state or State()
@@ -58,6 +60,7 @@ class Guard:
         self._memory = [Memory(copied), *([values] if isinstance(values, Memory) else [])]
         self._generators = [(write, read()) for read, write in map(access, state.generators)]
         self._is_grad_enabled = torch.is_grad_enabled()
+        self._switches = [(pair, pair[0]()) for pair in _SWITCHES if switches]
         self._stateful = [(one, copy.deepcopy(one.state_dict())) for one in stateful]
         self.numbers = random_state() if numbers is True else numbers or {}
 
@@ -94,6 +97,9 @@ class Guard:
         for module, mode in self._modes:
             module.training = mode
         torch.set_grad_enabled(self._is_grad_enabled)
+        for (read, write), value in self._switches:
+            if value is not None and read() != value:
+                write(value)
 
 
 class Leaves:
@@ -186,6 +192,33 @@ def access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
         return generator.get_state, generator.set_state
     bits = getattr(generator, "bit_generator", generator)  # of a numpy.random.Generator
     return partial(getattr, bits, "state"), partial(setattr, bits, "state")
+
+
+def _matmul_precision() -> str | None:
+    """Return the precision of matrix products, ``None`` where it was set for single backends."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+_CUDNN, _MKLDNN = torch.backends.cudnn, torch.backends.mkldnn
+_FLAGS: list[tuple[Any, str]] = [(_CUDNN, "benchmark"), (_CUDNN, "deterministic")]
+for _backend in (torch.backends, torch.backends.cuda, _CUDNN, _MKLDNN):  # since torch 2.9
+    _parts = (_backend, *(getattr(_backend, name, None) for name in ("matmul", "conv", "rnn")))
+    _FLAGS += [(part, "fp32_precision") for part in _parts if hasattr(part, "fp32_precision")]
+_SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda modes: torch.autograd.set_detect_anomaly(*modes),
+    ),
+    (_matmul_precision, torch.set_float32_matmul_precision),
+    *((partial(getattr, *flag), partial(setattr, *flag)) for flag in _FLAGS),
+)
+"""What of torch may be switched: how each is read and set."""
 
 
 _running: list[Inspection] = []

@@ -155,7 +155,7 @@ class Session:
         self.model, self.given = model, given
         self.passive = PassiveWatch(model, selection, given.scaler)
         self.reached = Reached(given.step, (model, *given.optimizers, *given.restore))
-        self.guard = Guard(self.reached, values=True, stateful=given.restore)
+        self.guard = Guard(self.reached, values=True, switches=True, stateful=given.restore)
         self.called = 0
         self.latest: Any = None  # the batch of the latest watched call, as that left it
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
