@@ -130,6 +130,17 @@ CASES: dict[str, tuple[int, Loss, Numbers, dict[str, str]]] = {
     "a scaler that skips all": (
         120, learning, skipped(120), {"nonfinite_steps": FAILS, "...": ""}
     ),
+    "updates at no rate from the start": (
+        100, learning, from_step(-1, **REST, learning_rate=[0.0, 1e-3]), {"stopped_updates": WARNS}
+    ),
+    "a model that is no longer trained": (
+        100, learning, from_step(50, passes=0, total=NAN, ratio=NAN), {"standstill": FAILS}
+    ),
+    "a model that rests for a while": (
+        100, learning, lambda s: {"passes": 0} if 50 < s < 80 else {}, {}
+    ),
+    "a loss without bound": (100, lambda s: 1.0 - s**4, from_step(100), {"loss_divergence": FAILS}),
+    "a loss below zero": (100, lambda s: 1.0 - s, from_step(100), {}),
     "updates that stop": (200, learning, from_step(80, **REST), {"stopped_updates": FAILS}),
     "updates that stop by their rate": (
         200, learning, from_step(80, **REST, learning_rate=[0.0, 1e-3]),

@@ -248,7 +248,7 @@ def row(step: int, loss: float | None, **numbers: float | list[float]) -> StepRo
         ("a", "b"),
         values,
         optimizer_steps=int(usual["optimizer_steps"]),
-        passes=1,
+        passes=int(usual.get("passes", 1)),
     )
 
 
@@ -296,6 +296,10 @@ def test_what_a_loop_does_wrong_is_named() -> None:
     assert broken(train(prepare=lambda s, m, _: m.train(s < 50) and None, steps=80)) == {}
     assert broken(train(prepare=hook, steps=40)) == {"growing_hooks": "2"}
     assert broken(train(rate=0.0, steps=60)) == {"standstill": ""}
+    for every in (1, 10):  # a step that is not watched is asked whether gradients are cleared
+        piled = train(prepare=lambda s, m, o: setattr(o, "zero_grad", int), steps=60, every=every)
+        assert "gradients add up" in piled.violations[0].message
+        assert all(p._backward_hooks is None for p in piled._model.parameters())
     assert "loss_divergence" in broken(train(prepare=leap))
 
 

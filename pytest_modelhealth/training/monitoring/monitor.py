@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import starmap
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +24,9 @@ from pytest_modelhealth.layers import Selection, ensure_match, named_modules
 from pytest_modelhealth.report import Finding, HealthReport, Observation, Status, Verdict
 from pytest_modelhealth.report.verdict import Renderer
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.training.bridges import callback_of
+from pytest_modelhealth.training.monitoring.clearing import Clearing
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
 from pytest_modelhealth.training.monitoring.row import Event, StepRow, row_of
@@ -43,7 +47,8 @@ class TrainingMonitor(NamesItsAttributes):
     """Watches steps of a training loop; made by `Inspector.monitor`.
 
     It is a context. Inside, the loop calls `step_end` after each step. It runs nothing of its own,
-    holds no tensor and changes no number; between watched steps nothing of it is on the model.
+    holds no tensor and changes no number; between watched steps nothing of it is on the model, but
+    for one hook in the step after one whose gradients added up.
 
     Args:
         model: the model that is trained.
@@ -94,6 +99,7 @@ class TrainingMonitor(NamesItsAttributes):
         names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
         self._table = None if csv is None else CsvLines(csv, names)
         self._watch = PassiveWatch(model, selection, scaler)
+        self._clearing = Clearing(model)
         self._state = "new"
         self._on_close: list[Callable[[], object]] = []
         self._last: int | None = None
@@ -172,6 +178,7 @@ class TrainingMonitor(NamesItsAttributes):
     def close(self) -> None:
         """Take everything off the model, and close the table; the numbers stay."""
         self._watch.close()
+        self._clearing.close()
         if self._table is not None:
             self._table.close()
         was_started, self._state = self._state == "started", "closed"
@@ -211,10 +218,13 @@ class TrainingMonitor(NamesItsAttributes):
         # the next step is watched if it is one of those, as far as its number can be guessed
         stride = 1 if self._last is None else number - self._last
         self._last = number
-        if (number + stride) // self.every != number // self.every:
+        is_next = (number + stride) // self.every != number // self.every
+        moved = () if row is None else starmap(dotted, seen.updates)
+        self._clearing.end_step(moved, is_next)
+        if is_next:
             self._watch.begin()
         if row is not None:
-            self._take(row, seen)
+            self._take(replace(row, left_over=self._clearing.taken()), seen)
 
     def _number(self, step: object) -> int:
         if self._state != "started":

@@ -144,6 +144,8 @@ class StepRow:
         passes: how many forward passes the step had.
         optimizer_steps: how many steps optimizers made in it; none where a gradient scaler skipped
             them, or while gradients are accumulated.
+        left_over: whether gradients that an optimizer had stepped on were there still when the
+            backward passes of a step after that added to them.
         began: what rules say began, a phrase each.
     """
 
@@ -156,6 +158,7 @@ class StepRow:
     origin: Finding | None = None
     passes: int = 0
     optimizer_steps: int = 0
+    left_over: bool = False
     began: tuple[str, ...] = ()
 
     def __getitem__(self, key: tuple[str, str]) -> float:

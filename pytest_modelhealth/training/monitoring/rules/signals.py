@@ -50,6 +50,13 @@ _rising = partial(
         "change",
         grade=lambda e, _: "fail" if e.value > max(100.0 * e.reference, 10.0) else None,
     ),
+    Kind(
+        "piled",
+        "gradients add up over the training since step {step}: backward passes add to what an "
+        "optimizer has stepped on, in {rows} watched steps",
+        "zero_grad() is missing, or is another optimizer's or model's",
+        patience=3,
+    ),
 )
 def exploding_signals(table: Table, follower: Follower) -> Iterator[None]:
     """A spike that passes is none; a branch that begins at zero may grow."""
@@ -61,6 +68,7 @@ def exploding_signals(table: Table, follower: Follower) -> Iterator[None]:
     while True:
         total.add(table.row.gradient_norm, is_total_big)
         is_total_big = total.rose(5.0)
+        follower.mark("piled", table.row.left_over, table.row.gradient_norm, 0.0)
         gradients.add(table["parameter_gradient_norm"], is_big)
         is_big = gradients.rose(10.0)
         role = "parameter_gradients"

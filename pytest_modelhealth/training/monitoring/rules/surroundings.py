@@ -97,12 +97,17 @@ def _kind(row: StepRow) -> str:
 _LARGE = 0.1
 _STEEP = 30.0
 _WIDE = 10.0
+_BOTTOM = 1000.0
 
 
 def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Finding | None:
     """Return what is wrong with a loss that is above its best."""
     if event.recovered or event.rows < PATIENCE:
         return None
+    if event.kind == "bottom":
+        text = f"the loss falls without bound: from {event.reference:.3g} to {event.value:.3g}"
+        cause = "a term is maximised that has no bound: a sign, as of a divergence, is wrong"
+        return breach(event, text, event.value, cause=cause)
     facts, loss, rise = event.facts, course.loss, event.value - event.reference
     first, ratio, steepness = facts["first"], facts["update_ratio"], facts["gradient_growth"]
     start = abs(first) if loss.never_negative else 0.0
@@ -144,6 +149,8 @@ def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
         if not loss.is_known or row.loss is None:
             yield
             continue
+        is_bottomless = loss.recent < -_BOTTOM * max(abs(loss.first), 1.0)
+        follower.mark("bottom", is_bottomless, loss.recent, loss.first)
         if not is_on and (loss.best_step != best_step or noise > loss.noise):
             best_step, noise = loss.best_step, loss.noise
         floor = max(6.0 * noise, 0.5 * loss.progress, 0.05 * abs(loss.first))

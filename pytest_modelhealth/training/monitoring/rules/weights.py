@@ -113,6 +113,13 @@ _still = partial(Kind, measure="rows", limit="max_still_steps")
         grade=_for_long,
     ),
     _still(
+        "rate",
+        "{layer} is never updated, over {rows} watched steps: its learning rate is 0 from the "
+        "start, though it has gradients and other layers move",
+        "a group has lr=0, or its schedule multiplies by 0: freeze what should not learn",
+        grade="warn",
+    ),
+    _still(
         "never",
         "{layer} is never updated, over {rows} watched steps: it has gradients, other layers move, "
         "and no optimizer holds it",
@@ -138,6 +145,8 @@ def stopped_updates(table: Table, follower: Follower) -> Iterator[None]:
         rests = (trainable == 0.0) | (rates == 0.0)  # on purpose, it seems
         active = (moved >= 5) & ~(updates > 0.0) & rests
         follower.mark("rests", active, 0.0, moved, valid=~np.isnan(trainable))
+        waits = (rates == 0.0) & (moved == 0) & (table["parameter_gradient_norm"] > 0.0)
+        follower.mark("rate", waits, 0.0, 0.0, valid=~np.isnan(rates))
         # an optimizer that steps at other times would change their norm
         norms, has_gradient = table["parameter_norm"], table["parameter_gradient_norm"] > 0.0
         first = np.where(np.isnan(first), norms, first)
@@ -189,6 +198,12 @@ _standing = partial(Kind, measure="rows", limit="max_steps_standing")
         grade=_stops,
     ),
     _standing(
+        "gone",
+        "no forward pass of the model was seen since step {step}, over {rows} watched steps, "
+        "though losses go on",
+        "the loop trains another object: a copy, a model that was loaded, or a new wrapper",
+    ),
+    _standing(
         "loss",
         "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
         "updates are of the wrong size, or targets, inputs and output do not belong together",
@@ -223,6 +238,8 @@ def standstill(table: Table, follower: Follower) -> Iterator[None]:
             longest = max(longest, count) if row.update_ratio > _ULP else longest
             count = 0
         follower.mark("stopped", stops, count, longest, valid=valid, since=since, rows=count)
+        is_gone = row.passes == 0 and row.loss is not None and table.passes > 0
+        follower.mark("gone", is_gone, 0.0, 0.0)
         is_flat = loss.is_known and loss.is_flat
         follower.mark("loss", is_flat, loss.recent, first, role="loss", rows=rows)
         yield
