@@ -599,6 +599,217 @@ def tied(ties: bool) -> Stepping:
     return stepping(usual, model, sgd(model), (ids, (ids + 1) % 5))
 
 
+class Declared(Tied):
+    """Says what is tied without a configuration, as transformers do."""
+
+    _tied_weights_keys = ("head.weight",)
+    config = None
+
+
+def declared(copies: bool) -> Stepping:
+    """Tie by hand, and copy the head's weight where `copies` says so."""
+    made = tied(True)
+    made.model.__class__ = Declared
+    del made.model.config
+    if copies:
+        made.model.head = copy.deepcopy(made.model.head)
+    return stepping(usual, made.model, sgd(made.model), made.batch)
+
+
+# ---- what is done in the wrong place
+
+
+def in_windows(wrong: str = "") -> Stepping:
+    """Run four micro-batches with a clip and a schedule, of which something is out of place."""
+    model = net()
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    usual(model, optimizer, (X, Y))  # torch warns of the very first step alone
+    places = {"": "end", "generator": "end", "schedule": "end"}
+    parameters = list(model.parameters())
+    given = (p for p in parameters) if wrong == "generator" else parameters
+
+    def clip(place: str) -> None:
+        if place == places.get(wrong, wrong):
+            torch.nn.utils.clip_grad_norm_(given, 0.2)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> float:
+        optimizer.zero_grad()
+        clip("begin")
+        total = 0.0
+        for x, y in zip(batch[0].chunk(4), batch[1].chunk(4), strict=True):
+            loss = entropy(model, (x, y)) / 4
+            loss.backward()
+            total += loss.item()
+            clip("micro-batch")
+            if wrong == "schedule":
+                schedule.step()
+        clip("end")
+        optimizer.step()
+        clip("after")
+        if wrong == "after":
+            optimizer.zero_grad()
+        if wrong == "trailing":
+            entropy(model, batch).backward()
+        return total
+
+    list(given)
+    return stepping(step, model, optimizer, restore=schedule)
+
+
+def clipped_while_scaled(unscales: bool) -> Stepping:
+    """Clip under a loss scale, which is taken off before or is not."""
+    model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = entropy(model, batch)
+        scaler.scale(loss).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return stepping(step, model, restore=scaler)
+
+
+def planned(groups: int) -> Stepping:
+    """Warm up so many of two groups."""
+    model, count = net(), [0]
+    parts = [{"params": part.parameters()} for part in (model.into, model.out)]
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        count[0] += 1
+        for group in optimizer.param_groups[:groups]:
+            group["lr"] = 0.01 * count[0]
+        return usual(model, optimizer, batch)
+
+    return stepping(step, model, torch.optim.SGD(parts, lr=0.1))
+
+
+def multiplied(by: float) -> Stepping:
+    """Multiply the rate by a number that rises a little, as a warm-up does, or not at all."""
+    model = net()
+    optimizer = sgd(model)
+    rises = float(by < 0.005)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: by * (1 + rises * n))
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = usual(model, optimizer, batch)
+        schedule.step()
+        return loss
+
+    return stepping(step, model, optimizer, restore=schedule)
+
+
+def freezing(how: str) -> Stepping:
+    """Freeze a layer, and leave its gradient, or set all that a step trains."""
+    model = net()
+    optimizer = sgd(model, momentum=0.9)
+    usual(model, optimizer, (X, Y))
+    model.into.requires_grad_(False)
+    optimizer.zero_grad(set_to_none=how != "kept")
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        model.requires_grad_(True) if how == "thawed" else None
+        return usual(model, optimizer, batch)
+
+    return stepping(step, model, optimizer)
+
+
+class Again(nn.Module):
+    """A part whose activations are computed again by the backward pass."""
+
+    def __init__(self, part: nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.part, self.options = part, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the part makes."""
+        return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=False, **self.options)
+
+
+def again(part: nn.Module, **options: Any) -> Stepping:
+    """Run a step whose backward pass runs a part again."""
+    return stepping(model=net(Again(part, **options)))
+
+
+class Taught(nn.Module):
+    """A student and a teacher that has dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = net(), net(nn.Dropout(0.2)).requires_grad_(False)
+        self.teacher.out.weight.mul_(-2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the student says."""
+        return self.student(x)
+
+
+def taught(is_on: bool) -> Stepping:
+    """Teach a net what another says, which is in training mode or not."""
+    model = Taught()
+    model.teacher.train(is_on)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        with torch.no_grad():
+            goal = model.teacher(batch[0]).softmax(-1)
+        return descending(lambda m, b: F.cross_entropy(m(b[0]), goal))(model, optimizer, batch)
+
+    return stepping(step, model, sgd(model.student))
+
+
+def with_scale(held: bool) -> Stepping:
+    """Learn a scale of the logits that is around the step, in the optimizer or not."""
+    model, scale = net(), nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([*model.parameters(), *([scale] if held else [])], lr=0.1)
+    return stepping(
+        lambda model, optimizer, batch: descending(
+            lambda m, b: F.cross_entropy(scale * m(b[0]), b[1])
+        )(model, optimizer, batch),
+        model,
+        optimizer,
+    )
+
+
+def two_losses(clears: bool) -> Stepping:
+    """Train the head on one loss, then the rest on another, whose gradients are cleared or not."""
+    model = net()
+
+    def step(model: Any, optimizers: Any, batch: Any) -> Tensor:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        entropy(model, batch).backward()
+        optimizers[0].step()
+        if clears:
+            optimizers[1].zero_grad()
+        loss = entropy(model, batch)
+        loss.backward()
+        optimizers[1].step()
+        return loss
+
+    return stepping(step, model, (sgd(model.out), sgd(model.into)))
+
+
+def beside(itself: bool) -> Stepping:
+    """Prefer one answer to another more than a reference does, or more than the model itself."""
+    model = net()
+    reference = model if itself else copy.deepcopy(model).requires_grad_(False)
+
+    def loss_of(model: Any, batch: Any) -> Tensor:
+        def margin(of: Any) -> Tensor:
+            return of(batch[0]).log_softmax(-1).gather(1, batch[1][:, None]).sum()
+
+        with torch.no_grad():
+            before = margin(reference)
+        return -F.logsigmoid(0.1 * (margin(model) - before))
+
+    return stepping(descending(loss_of), model)
+
+
 # ---- on request
 
 
@@ -626,6 +837,18 @@ def resumed(persistent: bool) -> Stepping:
     torch.manual_seed(0)
     model = Counting(persistent)
     return stepping(usual, model, sgd(model, momentum=0.9), resume=True)
+
+
+def with_targets_of(first: bool) -> Stepping:
+    """Keep the targets of the first batch, or how often each class is in it."""
+    kept: dict[str, Tensor] = {}
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        target = kept.setdefault("target", batch[1]) if first else batch[1]
+        kept.setdefault("counts", batch[1].bincount(minlength=3))
+        return usual(model, optimizer, (batch[0], target))
+
+    return stepping(step, resume=True)
 
 
 # ---- what the record of a call tells
@@ -748,6 +971,91 @@ PAIRS = [
         lambda: in_parts("clear"), lambda: in_parts(""), warns=True,
     ),
     Pair(
+        "clipped without a gradient", "optimizer_settings", "",
+        ("nothing that clip_grad_norm_ is given has a gradient", "before backward()"),
+        lambda: in_windows("begin"), in_windows,
+    ),
+    Pair(
+        "clipped by a generator that is used up", "optimizer_settings", "",
+        ("nothing that clip_grad_norm_ is given has a gradient", "a generator that was gone"),
+        lambda: in_windows("generator"), in_windows,
+    ),
+    Pair(
+        "clipped after each micro-batch", "left_over_gradients", "into",
+        ("the gradient of into.weight", "is written to between two backward passes", "loop over"),
+        lambda: in_windows("micro-batch"), in_windows, warns=True,
+    ),
+    Pair(
+        "clipped after the step, then cleared", "gradient_path", "into",
+        ("is written to after the optimizer stepped on it", "before"),
+        lambda: in_windows("after"), in_windows,
+    ),
+    Pair(
+        "clipped under a loss scale", "gradient_factor", "",
+        ("what is clipped has a loss scale of 1024 in it still", "scaler.unscale_(optimizer)"),
+        lambda: clipped_while_scaled(False), lambda: clipped_while_scaled(True),
+    ),
+    Pair(
+        "schedule with each micro-batch", "optimizer_settings", "",
+        ("SGD takes one step where its schedule takes several", "in the loop over micro-batches"),
+        lambda: in_windows("schedule"), in_windows, warns=True,
+    ),
+    Pair(
+        "window that is not full", "batch_influence", "",
+        ("1 of 5 backward passes of a call are cleared by the next", "the last window"),
+        lambda: in_windows("trailing"), in_windows, warns=True,
+    ),
+    Pair(
+        "one of two groups planned", "optimizer_settings", "",
+        ("SGD has groups of one rate, of which only some follow its schedule", "first group"),
+        lambda: planned(1), lambda: planned(2), warns=True,
+    ),
+    Pair(
+        "rate where a factor is asked for", "parameter_updates", "",
+        ("SGD steps with a rate of 0.0005, where its schedule starts from 0.1", "LambdaLR"),
+        lambda: multiplied(0.005), lambda: multiplied(0.004), warns=True,
+    ),
+    Pair(
+        "frozen with a gradient of zeros", "parameter_updates", "into",
+        ("2 frozen parameters go on moving", "set .grad to None as you freeze"),
+        lambda: freezing("kept"), lambda: freezing(""),
+    ),
+    Pair(
+        "thawed by the step", "parameter_updates", "into",
+        ("the step sets requires_grad of 2 frozen parameters", "a loop over all parameters"),
+        lambda: freezing("thawed"), lambda: freezing(""), warns=True,
+    ),
+    Pair(
+        "dropout again by another mask", "training_mode", "between.0.part",
+        ("the backward pass runs between.0.part again by other random numbers", "preserve_rng"),
+        lambda: again(nn.Dropout(0.5), preserve_rng_state=False), lambda: again(nn.Dropout(0.5)),
+    ),
+    Pair(
+        "batch norm again", "running_statistics", "between.0.part",
+        ("statistics of between.0.part take each batch twice", "out of a checkpoint"),
+        lambda: again(nn.BatchNorm1d(8)), lambda: again(nn.LayerNorm(8)), warns=True,
+    ),
+    Pair(
+        "teacher in training mode", "training_mode", "teacher.between.0",
+        ("the dropout of teacher.between.0 is on, though it only runs without", "call eval()"),
+        lambda: taught(True), lambda: taught(False), warns=True,
+    ),
+    Pair(
+        "scale in no optimizer", "trained_parameters", "",
+        ("1 parameters outside of the model get a gradient in each call", ": scale", "a loss"),
+        lambda: with_scale(False), lambda: with_scale(True), warns=True,
+    ),
+    Pair(
+        "gradient of the loss before", "left_over_gradients", "into",
+        ("another optimizer has stepped on a part of the gradient of into.weight", "are not clear"),
+        lambda: two_losses(False), lambda: two_losses(True), warns=True,
+    ),
+    Pair(
+        "beside itself", "gradient_factor", "",
+        ("does not change along the gradient that the optimizer steps on", "with itself"),
+        lambda: beside(True), lambda: beside(False), warns=True,
+    ),
+    Pair(
         "clipped after the step", "gradient_path", "into",
         ("is written to after the optimizer stepped on it", "before"),
         lambda: clipped("after"), lambda: clipped("before"),
@@ -798,7 +1106,7 @@ PAIRS = [
     ),
     Pair(
         "losses kept with their graph", "later_calls", "",
-        ("history grows by a tensor with its graph in every call", ".item()"),
+        ("history grows by the graph of every call", ".item()"),
         lambda: logged(False), lambda: logged(True),
     ),
     Pair(
@@ -1008,6 +1316,11 @@ PAIRS = [
         lambda: tied(False), lambda: tied(True),
     ),
     Pair(
+        "head copied after it was tied", "weight_ties", "head",
+        ("head.weight is tied to embedding.weight by its class (_tied_weights_keys)", "copied"),
+        lambda: declared(True), lambda: declared(False),
+    ),
+    Pair(
         "batch that is not learnt", "overfitting", "",
         ("on one batch the loss falls from", "by 0.", "far off"),
         lambda: overfitted(1e-5), lambda: overfitted(1.0),
@@ -1016,5 +1329,10 @@ PAIRS = [
         "count that is not saved", "resumption", "",
         ("the step after loading the saved state differs: the loss is another", "persistent=False"),
         lambda: resumed(False), lambda: resumed(True),
+    ),
+    Pair(
+        "targets of the first batch", "resumption", "",
+        ("uses what an earlier batch left: after other samples the loss differs", "are kept"),
+        lambda: with_targets_of(True), lambda: with_targets_of(False),
     ),
 ]  # fmt: skip

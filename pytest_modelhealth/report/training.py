@@ -25,11 +25,14 @@ class SteppedParameter:
         changes: the same of the whole call, whoever changed it.
         swallowed: in half precision, share of its elements that had a gradient and did not change,
             over all calls.
-        used_again: whether an optimizer stepped on a gradient that it had stepped on before.
-        erased: whether its gradient was all zero when the optimizer stepped, in every call,
-            although backward passes left another.
-        shared: whether several optimizers that stepped hold it, and not the very same parameters.
-        is_zero: whether it is a matrix of zeros before the first call.
+        traits: what is true of it, of these: ``used_again`` (an optimizer stepped on a gradient
+            that it had stepped on before), ``piled`` (one stepped on a gradient with a pass that
+            another had stepped on before), ``between`` (its gradient was written to between two
+            passes that add up), ``erased`` (it was all zero when the optimizer stepped, in every
+            call, although backward passes left another), ``late`` (the first call writes to it
+            after the step), ``shared`` (several optimizers that stepped hold it, and not the very
+            same parameters), ``zero`` (it is a matrix of zeros before the first call), ``kept`` (it
+            has a gradient before that, though it is frozen).
     """
 
     name: str
@@ -42,10 +45,7 @@ class SteppedParameter:
     updates: tuple[float, ...] = ()
     changes: tuple[float, ...] = ()
     swallowed: float = 0.0
-    used_again: bool = False
-    erased: bool = False
-    shared: bool = False
-    is_zero: bool = False
+    traits: frozenset[str] = frozenset()
 
     @property
     def layer(self) -> str:
@@ -83,7 +83,9 @@ class SteppedOptimizer:
             gradient ever), ``unused`` (it was given, never steps, and gradients of what it holds
             are cleared), ``closure`` (it was given one), ``constant`` (which returned the very same
             number each time), ``twice`` (a group has a parameter twice), ``emptied`` (its state is
-            gone before each later step), ``early`` (a schedule moves on before each of its steps).
+            gone before each later step), ``early`` (a schedule moves on before each of its steps),
+            ``hurried`` (one moves on twice or more for each), ``partly`` (of groups with one rate
+            some keep it, and others never step with it).
     """
 
     type_name: str
@@ -115,7 +117,9 @@ class LayerMode:
         traits: what is true of it, of these: ``unseen`` (in training mode, it ran both with and
             without gradients in a call), ``drifts`` (it is frozen, and its running statistics
             move), ``hasty`` (their momentum is more than 0.5), ``still`` (they never moved,
-            although it ran in training mode).
+            although it ran in training mode), ``twice`` (a backward pass runs it again in training
+            mode), ``anew`` (and from other random numbers), ``aside`` (a dropout, it ran in
+            training mode only, and without gradients only).
     """
 
     layer: str
@@ -134,11 +138,13 @@ class LossSlope:
         gradient: L2 norm of the gradient at the step; the slope, if it is that of the loss.
         added: L2 norm of what backward passes left, before clipping or unscaling; ``None`` where
             another direction stands there.
+        scale: the loss scale that a scaler multiplies the loss by, and that `added` is without.
     """
 
     slope: float
     gradient: float
     added: float | None = None
+    scale: float = 1.0
 
     @property
     def factor(self) -> float:
@@ -159,7 +165,9 @@ class Stepped:
         runs_whole: whether the model runs on all of these at once.
         passes: how many backward passes the first call had.
         wasted: how many of these were cleared before any optimizer stepped on a gradient of theirs.
-        late: parameters whose gradient the first call writes to after the step on it.
+        dropped: how many of the first call's were cleared so by a later call.
+        clips: norms of what `clip_grad_norm_` was given in the first call.
+        clips_late: whether all of that came after the last step of an optimizer.
         writes: whether the first call writes to its batch.
         slope: the gradient by the slope of the loss; ``None`` where that cannot be told.
         halves: whether a gradient changes when each half of the batch is replaced by the other;
@@ -175,11 +183,12 @@ class Stepped:
         seeds: whether the random numbers drawn are the same in every call.
         strays: parameters that get a gradient, or were made by the step, and that no optimizer
             holds, as the model did not know them.
+        unheld: parameters around the step whose gradients add up, and that no optimizer holds.
         advances: whether a learning rate schedule moved on.
         switches: modules with an attribute ``requires_grad`` that is no setting of theirs.
         raised: what the call after those of `losses` raised; ``""`` if none did.
-        growing: containers that grew by a tensor with its graph in each call.
-        untied: weights that are tied by configuration, and not in the model.
+        growing: containers and variables that kept more of autograd's graph after each call.
+        untied: two weights that are tied, and not in the model, and what says that they are.
         overfit: loss of the first and the best of the last calls on the one batch, and which that
             was; ``None`` where that was not asked for.
         resumed: what differs after the step is resumed from its saved state, the first such.
@@ -193,7 +202,9 @@ class Stepped:
     runs_whole: bool = False
     passes: int = 0
     wasted: int = 0
-    late: tuple[str, ...] = ()
+    dropped: int = 0
+    clips: tuple[float, ...] = ()
+    clips_late: bool = False
     writes: bool = False
     slope: LossSlope | None = None
     halves: tuple[bool, ...] = ()
@@ -204,6 +215,7 @@ class Stepped:
     switched: bool = False
     seeds: bool = False
     strays: tuple[str, ...] = ()
+    unheld: tuple[str, ...] = ()
     advances: bool = False
     switches: tuple[str, ...] = ()
     raised: str = ""

@@ -6,13 +6,27 @@ import math
 from collections.abc import Iterator
 
 from pytest_modelhealth.report import Finding, Stepped
-from pytest_modelhealth.settings import Settings, Severity
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import is_inside, parent
-from pytest_modelhealth.training.contract.fault import Broken, listed
+from pytest_modelhealth.training.contract import Broken, Table, listed, marked
+
+_DROPOUTS: Table = {
+    "anew": (
+        "the backward pass runs {} again by other random numbers than those of the loss",
+        "preserve_rng_state=False in a checkpoint, or a seed that is set around it",
+        "fail",
+    ),
+    "aside": (
+        "the dropout of {} is on, though it only runs without gradients",
+        "a teacher or a reference that should say the same each time: call eval() on it",
+        "warn",
+    ),
+}
 
 
 def training_mode(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield what trains in evaluation mode: dropouts, and batch normalisations that learn."""
+    yield from marked(step.modes, _DROPOUTS, broken)
     affected = [
         mode
         for mode in step.modes
@@ -46,36 +60,38 @@ def training_mode(step: Stepped, settings: Settings, broken: Broken) -> Iterator
     )
 
 
-_MOVES = {
+_MOVES: Table = {
     "still": (
-        "do not move in training, so that evaluation normalises by what they were at the start",
+        "the running statistics of {} do not move in training: evaluation normalises by the first",
         "momentum=0 (torch's is the share of the new batch), or buffers that are written back",
+        "fail",
+    ),
+    "twice": (
+        "the running statistics of {} take each batch twice: the backward pass runs it again",
+        "keep batch normalisations out of a checkpoint, or its momentum at 0 in the second run",
+        "warn",
     ),
     "drifts": (
-        "move, although their normalisations are frozen",
+        "the running statistics of {} move, although their normalisations are frozen",
         "requires_grad_(False) leaves statistics alone: call eval() on the frozen part too",
+        "warn",
     ),
     "unseen": (
-        "also move in a forward without gradients, which runs in training mode",
-        "a forward for logging, counting or a look ahead: call eval() around it",
+        "the running statistics of {} also move in a forward without gradients",
+        "a forward for logging, counting or a look ahead, in training mode: call eval() around it",
+        "warn",
     ),
     "hasty": (
-        "are made of the latest batch by more than half",
+        "the running statistics of {} are made of the latest batch by more than half",
         "torch's momentum is the share of the new batch, 0.1 as a rule: others write it as 0.9",
+        "warn",
     ),
 }
-"""What running statistics do by a trait of their layer, and the likely cause."""
 
 
 def running_statistics(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield the batch normalisations whose statistics do not follow what they learn from."""
-    for trait, (what, cause) in _MOVES.items():
-        learns = trait in ("still", "hasty")
-        modes = [m for m in step.modes if trait in m.traits and (m.trainable or not learns)]
-        if modes:
-            what = f"the running statistics of {listed(modes)} {what}"
-            grade = "fail" if trait == "still" else "warn"
-            yield broken(what, cause, modes, severity=grade, tensor="running_mean")
+    yield from marked(step.modes, _MOVES, broken, tensor="running_mean")
 
 
 def batch_influence(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
@@ -84,6 +100,13 @@ def batch_influence(step: Stepped, settings: Settings, broken: Broken) -> Iterat
         yield broken(
             "the step writes to its batch, so that a batch that is used again is another",
             "an operation in place (sub_, +=, x[...] = ...) on the batch: work on a copy",
+            severity="warn",
+        )
+    if 0 < step.dropped < step.passes:
+        yield broken(
+            f"{step.dropped} of {step.passes} backward passes of a call are cleared by the next, "
+            "before any optimizer has stepped on them",
+            "the last window of micro-batches is not full: step after it as well",
             severity="warn",
         )
     idle = [h for h, counts in zip(("first", "second"), step.halves, strict=False) if not counts]
@@ -139,20 +162,28 @@ def later_calls(step: Stepped, settings: Settings, broken: Broken) -> Iterator[F
         yield broken(f"call {len(step.losses) + 1} of the step raises {step.raised}", cause)
     if step.growing:
         yield broken(
-            f"{listed(step.growing)} grows by a tensor with its graph in every call, which keeps "
-            "the memory of every step",
-            "a loss or an output is kept as it is: keep .detach() or .item()",
+            f"{listed(step.growing)} grows by the graph of every call, which keeps the memory of "
+            "all steps",
+            "a loss or an output is kept, or added up, as it is: keep .detach() or .item()",
         )
+
+
+_STALE = "the step uses"
 
 
 def resumption(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield what differs after the saved state is loaded."""
     if step.resumed:
         what = f"the step after loading the saved state differs: {step.resumed} is another"
+        cause = "it is not saved: a plain attribute, a buffer with persistent=False, or a "
+        cause += "scheduler, scaler or moving average that is not in restore="
+        if step.resumed.startswith(_STALE):
+            cause = (
+                "outputs, targets or weights of an earlier batch are kept, and used for this one"
+            )
         yield broken(
             step.resumed if step.resumed.startswith("the step") else what,
-            "it is not saved: a plain attribute, a buffer with persistent=False, or a scheduler, "
-            "scaler or moving average that is not in restore=",
+            cause,
             [p for p in step.parameters if p.name == step.resumed],
         )
 
@@ -160,43 +191,63 @@ def resumption(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Fi
 def weight_ties(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield weights that are tied by configuration, and two in the model."""
     if step.untied:
-        output, source = step.untied
+        output, source, who = step.untied
         layer, _, own = output.rpartition(".")
         yield broken(
             f"{output or 'the output embedding'} is tied to {source or 'the input embedding'} by "
-            "the configuration (tie_word_embeddings), and is a tensor of its own in the model",
-            "one was replaced or loaded by assignment after tying: call model.tie_weights()",
+            f"{who}, and is a tensor of its own in the model",
+            "one was replaced, copied or loaded by assignment after tying: tie it again, by "
+            "model.tie_weights() or as its __init__ does",
             [layer],
             tensor=own,
         )
 
 
-_OPTIONS = {
+_OPTIONS: Table = {
     "constant": (
         "is given a closure that returns the very same loss at every evaluation",
         "the loss is computed once, outside of the closure",
+        "fail",
     ),
     "twice": (
         "holds a parameter twice in a group, which moves twice in each step",
         "parameters of two lists were joined that share one: keep each once",
+        "fail",
     ),
     "emptied": (
         "has lost its state, its averages, before each later call",
         "state.clear(), load_state_dict or a new state in each step: keep what it has learnt",
+        "fail",
+    ),
+    "hurried": (
+        "takes one step where its schedule takes several, in each call: the rate runs ahead",
+        "scheduler.step() in the loop over micro-batches, or called twice",
+        "warn",
+    ),
+    "partly": (
+        "has groups of one rate, of which only some follow its schedule",
+        "a plan that changes the first group, or zips groups with a shorter list",
+        "warn",
     ),
     "early": (
         "steps after its schedule: the first rate is skipped, and none is what it says",
         "call scheduler.step() after optimizer.step(), as torch asks for",
+        "warn",
     ),
 }
 """What an optimizer does by a trait of it, and the likely cause."""
-_GRADES: dict[str, Severity] = {"early": "warn"}
 _SPREAD = 1e5
 """Layer-wise decay of 0.65 over 24 layers makes 3e4."""
 
 
 def optimizer_settings(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield options that are legal and in no recipe."""
+    if step.clips and not any(step.clips) and step.passes:
+        yield broken(
+            "nothing that clip_grad_norm_ is given has a gradient, so that it clips nothing",
+            "it is called before backward(), with another model's parameters, or with a generator "
+            "that was gone through before",
+        )
     for one in step.optimizers:
         if len(one.betas) > 1 and one.betas[0] > one.betas[1]:
             yield broken(
@@ -205,8 +256,8 @@ def optimizer_settings(step: Stepped, settings: Settings, broken: Broken) -> Ite
                 "the two are the wrong way round",
             )
         for trait in one.traits & _OPTIONS.keys():
-            what, cause = _OPTIONS[trait]
-            yield broken(f"{one.type_name} {what}", cause, severity=_GRADES.get(trait, "fail"))
+            what, cause, grade = _OPTIONS[trait]
+            yield broken(f"{one.type_name} {what}", cause, severity=grade)
         if one.spread > _SPREAD:
             yield broken(
                 f"the learning rates of the groups of {one.type_name} differ by {one.spread:.2g}",
@@ -230,9 +281,7 @@ def optimizer_settings(step: Stepped, settings: Settings, broken: Broken) -> Ite
             "every call draws the very same random numbers, for dropout and noise",
             "a seed is set in the step",
         )
-    if shared := [p.name for p in step.parameters if p.shared]:
-        yield broken(
-            f"several optimizers step {len(shared)} parameters: {listed(shared)}",
-            "an optimizer was made of the whole model in place of a part",
-            severity="warn",
-        )
+    shared = [p.name for p in step.parameters if "shared" in p.traits]
+    if shared:
+        what = f"several optimizers step {len(shared)} parameters: {listed(shared)}"
+        yield broken(what, "an optimizer was made of the whole model", severity="warn")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pytest_modelhealth.report import Finding, LossSlope, Stepped
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import parent
-from pytest_modelhealth.training.contract.fault import Broken, listed
+from pytest_modelhealth.training.contract import Broken, Table, listed, marked
 
 _MIN_SLOPE = 1e-6
 _LEAST = 1e-6
@@ -29,8 +29,9 @@ def gradient_path(step: Stepped, settings: Settings, broken: Broken) -> Iterator
             tensor=names[0].rpartition(".")[2],
             details=(f"moved along a random direction, the loss has a slope of {slope:.3g}",),
         )
-    late = [p for p in step.parameters if p.name in step.late]
-    if late:
+    late = [p for p in step.parameters if "late" in p.traits]
+    if late or step.clips_late:  # they may be cleared since
+        late = late or [p for p in step.trained if any(p.gradients)]
         yield broken(
             f"the gradient of {listed(late)} is written to after the optimizer stepped on it, "
             "which changes nothing",
@@ -44,7 +45,7 @@ def gradient_path(step: Stepped, settings: Settings, broken: Broken) -> Iterator
     first = step.trained if all_step and not is_drawn else ()
     for parameters, what, cause in (
         (
-            [p for p in step.parameters if p.erased],
+            [p for p in step.parameters if "erased" in p.traits],
             "has a gradient after the backward pass, and zeros when the optimizer steps",
             "a mask on gradients that is the wrong way round, or a clip to zero",
         ),
@@ -54,12 +55,12 @@ def gradient_path(step: Stepped, settings: Settings, broken: Broken) -> Iterator
             "what the first call computed is kept and used again, or a flag is not reset",
         ),
         (
-            [p for p in step.parameters if p.is_zero and not p.trainable],
+            [p for p in step.parameters if "zero" in p.traits and not p.trainable],
             "is a matrix of zeros and frozen: what passes through it is zero for good",
             "adapters or gates that start at zero were frozen with the rest",
         ),
         (
-            [p for p in step.trained if p.is_zero and set(p.added) == {0.0}],
+            [p for p in step.trained if "zero" in p.traits and set(p.added) == {0.0}],
             "is a matrix of zeros whose gradient is zero in every call",
             "two factors of a product both start at zero; one of them has to start at random",
         ),
@@ -84,13 +85,32 @@ _MOST_OWN = 1000.0
 def gradient_factor(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
     """Yield what the gradient is instead of the slope."""
     slope, limit = step.slope, settings["max_gradient_factor"]
-    if slope is None or not slope.slope:
+    if slope is None:
+        return
+    if not slope.slope:
+        yield broken(
+            "the loss that the step returns does not change along the gradient that the optimizer "
+            f"steps on, whose norm is {slope.gradient:.3g}",
+            "another number is returned, or the model is compared with itself: a reference or old "
+            "probabilities that are its own, or made anew",
+            severity="warn",
+        )
         return
     is_hidden = slope.added is not None and slope.added > slope.gradient * (1.0 + _UNSCALED)
     if is_hidden and abs(slope.factor - 1.0) > _EXACT and step.passes > 1:
         # clipped since: by so many times too large a gradient the clip takes too much
         shown = replace(slope, gradient=slope.added or 0.0)
         slope = shown if abs(shown.factor - step.passes) < _EXACT * step.passes else slope
+    added = slope.added or 0.0
+    times = max(step.clips, default=0.0) / added if added else 0.0
+    if slope.scale > 1.0 and abs(times - slope.scale) < _EXACT * slope.scale:
+        yield broken(
+            f"what is clipped has a loss scale of {times:.0f} in it still: its norm is "
+            f"{max(step.clips):.4g}, that of the gradient {added:.4g}",
+            "call scaler.unscale_(optimizer) before clip_grad_norm_",
+            value=times,
+        )
+        return
     if not (cause := _why(slope)):
         return
     if step.wasted:
@@ -147,7 +167,9 @@ def _why(slope: LossSlope) -> str:
                 "not divided by their number; or a backward pass that runs so often"
             )
         return "gradients of an earlier call, or of terms that are not returned, are added up"
-    is_clipped = is_own or (slope.added or 0.0) > slope.gradient * (1.0 + _UNSCALED)
+    # where a scaler is, the forward is likely to be in half precision, and its slope is rough
+    is_clipped = is_own or slope.scale > 1.0
+    is_clipped |= (slope.added or 0.0) > slope.gradient * (1.0 + _UNSCALED)
     is_clipped = is_clipped and not _is_divided(slope)
     if factor > 1.0 / _DOUBTFUL or (is_clipped and factor > _UNSCALED):
         return ""
@@ -156,13 +178,25 @@ def _why(slope: LossSlope) -> str:
     return "only a part of the loss is differentiated, or it is divided once too often"
 
 
+_LEFT_OVER: Table = {
+    "piled": (
+        "another optimizer has stepped on a part of the gradient of {}, and more was added since",
+        "the gradients of one loss are not cleared before the backward pass of another",
+        "warn",
+    ),
+    "between": (
+        "the gradient of {} is written to between two backward passes that add up",
+        "clipping or scaling in the loop over micro-batches, where it belongs after it",
+        "warn",
+    ),
+    "used_again": (
+        "gradients that the optimizer has stepped on are still there when it steps again: {}",
+        "zero_grad() is missing, outside of a closure or another's; or step() is called twice",
+        "fail",
+    ),
+}
+
+
 def left_over_gradients(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
-    """Yield the gradients on which an optimizer steps twice."""
-    if again := [p for p in step.parameters if p.used_again]:
-        yield broken(
-            f"gradients that the optimizer has stepped on are still there when it steps again: "
-            f"{listed(again)}",
-            "zero_grad() is missing, outside of a closure, or another optimizer's; or step() is "
-            "called twice, by a wrapper, say",
-            again,
-        )
+    """Yield the gradients on which an optimizer steps twice, or of which a part was used before."""
+    yield from marked(step.parameters, _LEFT_OVER, broken)

@@ -10,7 +10,7 @@ from pytest_modelhealth.report import Finding, Stepped
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import parent
 from pytest_modelhealth.training.catalogue import STEP
-from pytest_modelhealth.training.contract.fault import Broken, listed
+from pytest_modelhealth.training.contract import Broken, listed
 
 
 def trained_parameters(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
@@ -32,6 +32,14 @@ def trained_parameters(step: Stepped, settings: Settings, broken: Broken) -> Ite
             [parent(step.strays[0])],
             value=float(len(step.strays)),
         )
+    if step.unheld:
+        yield broken(
+            f"{len(step.unheld)} parameters outside of the model get a gradient in each call, and "
+            f"no optimizer holds them: {listed(step.unheld)}",
+            "a loss, a head or a second network has parameters: give them to an optimizer, or "
+            "freeze them by requires_grad_(False)",
+            severity="warn",
+        )
     trainable = [p for p in step.parameters if p.trainable]
     missing = [p for p in trainable if any(p.added) and not p.held and not any(p.changes)]
     if missing:
@@ -49,13 +57,13 @@ def trained_parameters(step: Stepped, settings: Settings, broken: Broken) -> Ite
         yield broken(
             f"{len(cut)} parameters that the optimizer holds never get a gradient: their layers "
             f"only run with gradients off: {listed(cut)}",
-            "torch.no_grad() or inference_mode() is around a part that should learn, or leave it "
-            "out of the optimizer",
+            "torch.no_grad() is around a part that should learn, or a reentrant checkpoint whose "
+            "input needs no gradient: input.requires_grad_(), or use_reentrant=False",
             cut,
         )
 
 
-_STEEPEST = 0.1
+_STEEPEST, _TINY = 0.1, 0.01
 
 
 def parameter_updates(step: Stepped, settings: Settings, broken: Broken) -> Iterator[Finding]:
@@ -64,7 +72,14 @@ def parameter_updates(step: Stepped, settings: Settings, broken: Broken) -> Iter
         yield _nothing_moves(step, broken)
         return
     for optimizer in step.optimizers:
-        name, rates = optimizer.type_name, optimizer.rates
+        name, rates, start = optimizer.type_name, optimizer.rates, optimizer.initial_rate or 0.0
+        if rates and 0.0 < rates[0] <= _TINY * start and rates[-1] <= rates[0]:
+            yield broken(
+                f"{name} steps with a rate of {rates[0]:.3g}, where its schedule starts from "
+                f"{start:.3g}, and the rate does not rise",
+                "a schedule that multiplies, as LambdaLR, is given the rate in place of a factor",
+                severity="warn",
+            )
         if len(rates) > 1 and rates[0] > 0.0 and not any(rates[1:]):
             yield broken(
                 f"the learning rate of {name} falls from {rates[0]:.3g} to exactly 0 after the "
@@ -98,12 +113,35 @@ def parameter_updates(step: Stepped, settings: Settings, broken: Broken) -> Iter
                 "what its loss is computed from is detached: .detach(), no_grad, .item() or numpy",
                 [parent(optimizer.first)],
             )
+    yield from _frozen_that_move(step, broken)
     undone = [p for p in step.parameters if any(p.updates) and not any(p.changes)]
     if undone:
         yield broken(
             f"{len(undone)} parameters that the optimizer changes are as before: {listed(undone)}",
             "weights are rounded, reset or written over after optimizer.step()",
             undone,
+        )
+
+
+def _frozen_that_move(step: Stepped, broken: Broken) -> Iterator[Finding]:
+    """Yield frozen parameters that move, or will; a gradient that is set by hand trains them."""
+    frozen = [p for p in step.parameters if not p.trainable]
+    thawed = [p for p in frozen if any(p.updates) and any(p.added)]
+    idle = [p for p in frozen if not any(p.added) and not any(p.gradients)]
+    if thawed:
+        yield broken(
+            f"the step sets requires_grad of {len(thawed)} frozen parameters and trains them: "
+            f"{listed(thawed)}",
+            "a loop over all parameters thaws them, or a phase does: freeze after it",
+            thawed,
+            severity="warn",
+        )
+    if moved := [p for p in idle if any(p.updates) or ("kept" in p.traits and p.held)]:
+        yield broken(
+            f"{len(moved)} frozen parameters go on moving, without a gradient or with one of "
+            f"zeros: {listed(moved)}",
+            "weight decay or momentum goes on: set .grad to None as you freeze, or leave them out",
+            moved,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
-from pytest_modelhealth.capture.passive.hooks import named_values, parameters_of
+from pytest_modelhealth.capture.passive.hooks import parameters_of
 from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import (
@@ -31,7 +32,6 @@ from pytest_modelhealth.training.stepping.interventions import (
     sets_a_seed,
     slope_without_gradient,
 )
-from pytest_modelhealth.training.stepping.reached import opened
 from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in, rows_in
 from pytest_modelhealth.training.stepping.watching import (
     Call,
@@ -87,6 +87,7 @@ def run_contract(
             # the step itself brings the model to evaluation mode, and not for a validation
             switched=first.began and first.modes.get(model) == {(False, True)},
             strays=tuple(series.strays()),
+            unheld=tuple(series.unheld()),
             switches=tuple(frozen_in_vain(model)),
             untied=untied,
             slope=loss_slope(session, first),
@@ -134,9 +135,12 @@ class Series:
         start = session.values()
         kinds = torch.bfloat16, torch.float16
         self._half = {key for key, value in start.items() if value.dtype in kinds}
+        self._begun = {  # rates before any call
+            id(optimizer): tuple(_number(group, "lr") for group in optimizer.param_groups)
+            for optimizer in session.given.optimizers
+        }
         self._elements: dict[int, Tensor] = {}  # of these, which ever had a gradient
-        containers = session.reached.containers
-        graphs, ends = [_graphs_in(containers)], [torch.get_rng_state()]
+        nodes, ends = [session.reached.live_nodes()], [torch.get_rng_state()]
         schedules = [one for one in session.reached.objects if isinstance(one, LRScheduler)]
         begun = [repr(one.state_dict()) for one in schedules]  # a count of epochs may stand still
         while len(self.calls) < count or (len(self.calls) < _MOST_CALLS and self._waits()):
@@ -148,18 +152,25 @@ class Series:
                 self.facts["raised"] = in_one_line(error)
                 break
             ends.append(torch.get_rng_state())
-            graphs.append(_graphs_in(containers))
+            nodes.append(session.reached.live_nodes())
         self._swallowed = {
             key: float((asked & (session.parameters[key].detach() == start[key])).sum())
             / max(int(asked.sum()), 1)
             for key, asked in self._elements.items()
         }
-        growing = [
-            one
-            for one, *counts in zip(containers, *graphs, strict=True)
-            if len(counts) > 2 and counts == sorted(set(counts))
+        # what is summed up for a backward pass of a later call is no leak
+        grows = [
+            number
+            for number, counts in enumerate(zip(*nodes, strict=True))
+            if len(counts) > 2 and counts == tuple(sorted(set(counts)))
+            if all(call.passes or call.steps for call in self.calls)
         ]
-        self.facts["growing"] = _named(session, growing)
+        names = session.reached.names_of(grows) if grows else ()
+        self.facts["growing"] = tuple(dict.fromkeys(names))
+        cleared = set().union(*(call.wasted for call in self.calls[1:]))
+        passes, added = self.calls[0].passes.items(), self.calls[0].added
+        held = {key for key in self.held if added.get(key)}
+        self.facts["dropped"] = sum(task in cleared and bool(keys & held) for task, keys in passes)
         self.facts["advances"] = begun != [repr(one.state_dict()) for one in schedules]
         begin, end, *later = ends
         if later and not torch.equal(begin, end) and all(torch.equal(end, one) for one in later):
@@ -204,8 +215,10 @@ class Series:
             for a, b in pairs
         )
         self.facts["wasted"] = len(call.wasted)
-        self.facts["late"] = tuple(
-            name for name, key, _ in session.named if key in call.late - call.used_again
+        steps = sum(one.count for one in call.steps.values())
+        self.facts["clips"] = tuple(size for size, _ in call.clips)
+        self.facts["clips_late"] = bool(steps and call.clips) and all(
+            count == steps for _, count in call.clips
         )
         if isinstance(result, Tensor):
             self.facts |= {"sign": sign_of(result), "is_loss": is_made_by_a_loss(result)}
@@ -260,7 +273,7 @@ class Series:
                 name=name,
                 dimensions=parameter.ndim,
                 dtype=str(parameter.dtype).removeprefix("torch."),
-                trainable=parameter.requires_grad,
+                trainable=key in session.trainable,
                 held=key in held,
                 added=tuple(call.added.get(key) for call in calls),
                 gradients=tuple(
@@ -269,10 +282,19 @@ class Series:
                 updates=tuple(call.updated.get(key, 0.0) for call in calls),
                 changes=tuple(call.changes.get(key, 0.0) for call in calls),
                 swallowed=self._swallowed.get(key, 0.0),
-                used_again=any(key in call.used_again for call in calls),
-                erased=all(key in call.erased for call in calls),
-                is_zero=key in session.zeros,
-                shared=len({len(one) for one in owners if key in one}) > 1,
+                traits=_true(
+                    {
+                        "zero": key in session.zeros,
+                        "kept": key in session.kept,
+                        "shared": len({len(one) for one in owners if key in one}) > 1,
+                        "erased": all(key in call.marks["erased"] for call in calls),
+                        "late": key in calls[0].marks["late"] - calls[0].marks["used_again"],
+                        **{
+                            trait: any(key in call.marks[trait] for call in calls)
+                            for trait in ("used_again", "piled", "between")
+                        },
+                    }
+                ),
             )
 
     def strays(self) -> Iterator[str]:
@@ -288,6 +310,13 @@ class Series:
             if trainable and key not in self.session.parameters and key not in self.held:
                 yield name
 
+    def unheld(self) -> Iterator[str]:
+        """Yield leaves around the step that nobody steps on or clears: their gradients add up."""
+        session, count = self.session, len(self.calls)
+        for key, name in session.outside.items():
+            if key not in self.held and len(self.watch.within.get(key, ())) >= max(count, 2):
+                yield name
+
     def stepped_optimizers(self) -> Iterator[SteppedOptimizer]:
         """Yield what each optimizer did."""
         session = self.session
@@ -298,7 +327,7 @@ class Series:
             given |= {id(one) for one in inside if isinstance(one, torch.optim.Optimizer)}
         names = {key: name for name, key, _ in session.named}
         reached = {key for call in self.calls for key in (*call.added, *call.gradients)}
-        cleared = {key for call in self.calls for key in call.cleared}
+        cleared = {key for call in self.calls for key in call.marks["cleared"]}
         for optimizer in self.optimizers:
             key, groups = id(optimizer), optimizer.param_groups
             held = [id(p) for p in parameters_of(optimizer)]
@@ -311,7 +340,9 @@ class Series:
                 "closure": any(losses),
                 "twice": any(len({*map(id, g["params"])}) < len(g["params"]) for g in groups),
                 "emptied": len(ran) > 1 and all(one.emptied for one in ran[1:]),
-                "early": ran and all(one.early for one in ran),
+                "early": ran and all(one.early and one.moves < 2 * one.count for one in ran),
+                "hurried": ran and all(one.moves >= 2 * one.count for one in ran),
+                "partly": len(begun := self._begun.get(key, ())) > 1 and _is_partly(begun, ran),
                 "unused": key in given and not ran and cleared.intersection(held) - self.moved,
                 "unreached": key in given and ran and held and reached.isdisjoint(held),
                 "constant": ran and all(len(one) > 1 and len({*one, 0.0}) == 2 for one in losses),
@@ -327,7 +358,7 @@ class Series:
                 foreign=len(set(held) - known),
                 first=next((names[number] for number in held if number in names), ""),
                 steps=tuple(one.count for one in steps),
-                rates=tuple(one.rate for one in ran),
+                rates=tuple(max(one.rates, default=0.0) for one in ran),
                 initial_rate=max(initial, default=None),
                 decay=max(decays, default=0.0),
                 betas=next((tuple(map(float, g["betas"])) for g in groups if "betas" in g), ()),
@@ -348,11 +379,17 @@ class Series:
             if (before := self.session.first_statistics.get(module)) is not None:
                 moves = not torch.equal(before, module.running_mean)
                 is_frozen = own and not is_trainable and self.moved.isdisjoint(map(id, own))
-                traits["still"] = not moves and any((True, True) in modes for modes in ran)
+                ran_so = any((True, True) in modes for modes in ran)
+                traits["still"] = not moves and is_trainable and ran_so
                 traits["drifts"] = moves and is_frozen
             if kind == "batch_norm":
                 traits["unseen"] = any({(True, False), (True, True)} <= modes for modes in ran)
-                traits["hasty"] = (getattr(module, "momentum", 0) or 0) > 0.5
+                momentum = (getattr(module, "momentum", 0) or 0) if is_trainable else 0
+                traits["hasty"] = momentum > 0.5
+                traits["twice"] = momentum and any(module in call.again for call in self.calls)
+            traits["anew"] = kind == "dropout" and any(c.again.get(module) for c in self.calls)
+            runs = set().union(*ran)
+            traits["aside"] = kind == "dropout" and runs == {(True, False)}
             with_gradient = [{training for training, enabled in modes if enabled} for modes in ran]
             yield LayerMode(
                 layer=name,
@@ -365,6 +402,14 @@ class Series:
 
 def _true(traits: dict[str, Any]) -> frozenset[str]:
     return frozenset(name for name, applies in traits.items() if applies)
+
+
+def _is_partly(begun: tuple[float, ...], ran: list[Steps]) -> bool:
+    """Whether of groups with one rate some are stepped with it still, and others never."""
+    rates = [one.rates for one in ran if len(one.rates) == len(begun)]
+    is_kept = [all(each[n] == begun[0] for each in rates) for n in range(len(begun))]
+    is_left = [all(each[n] != begun[0] for each in rates) for n in range(len(begun))]
+    return bool(rates) and len(set(begun)) == 1 and any(is_kept) and any(is_left)
 
 
 def _number(group: dict[str, Any], name: str) -> float:
@@ -382,39 +427,34 @@ def _kind(module: nn.Module) -> str:
     return "batch_norm" if is_norm and module.running_mean is not None else ""
 
 
-def _graphs_in(containers: list[Any]) -> list[int]:
-    """Return how many tensors with a graph each container has."""
-    contents = (one.values() if isinstance(one, dict) else one for one in containers)
-    return [
-        sum(isinstance(value, Tensor) and value.grad_fn is not None for value in values)
-        for values in contents
-    ]
-
-
-def _named(session: Session, containers: list[Any]) -> tuple[str, ...]:
-    """Return what containers are called where a step names them, or a module of the model."""
-    names = {id(value): name for name, value in named_values(opened(session.given.step)[0]).items()}
-    for layer, module in session.model.named_modules() if containers else ():
-        for attribute, value in vars(module).items():
-            names[id(value)] = dotted(layer, attribute)
-    return tuple(names.get(id(one), f"a {type(one).__name__}") for one in containers)
-
-
 def untied_weights(model: nn.Module) -> tuple[str, ...]:
-    """Return weights that a configuration of transformers ties, and the model does not."""
-    names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
-    for module in model.modules():
-        if getattr(getattr(module, "config", None), "tie_word_embeddings", False):
-            try:
-                holder: Any = module
-                source = holder.get_input_embeddings().weight
-                output = holder.get_output_embeddings().weight
-                is_one = source.shape != output.shape or source.data_ptr() == output.data_ptr()
-            except Exception:  # noqa: BLE001 - methods of the user's, or none
-                continue
-            if not is_one:
-                return names.get(id(output), ""), names.get(id(source), "")
+    """Return two weights that the model ties by configuration or declaration, and who says so.
+
+    What `_tied_weights_keys` declares, and no configuration unties, is wrong where another weight
+    is equal to it bit for bit: it was one tensor.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    names = {id(p): name for name, p in named.items()}
+    for layer, module in model.named_modules():
+        is_tied = getattr(getattr(module, "config", None), "tie_word_embeddings", None)
+        holder: Any = module
+        with suppress(Exception):  # methods of the user's, or none
+            source = holder.get_input_embeddings().weight
+            output = holder.get_output_embeddings().weight
+            if is_tied and source.shape == output.shape and _are_two(source, output):
+                who = "the configuration (tie_word_embeddings)"
+                return names.get(id(output), ""), names.get(id(source), ""), who
+        declared = getattr(module, "_tied_weights_keys", None) if is_tied is not False else None
+        for own in {dotted(layer, target) for target in declared or ()} & named.keys():
+            for name, other in named.items():
+                is_equal = other.shape == named[own].shape and torch.equal(other, named[own])
+                if is_equal and _are_two(other, named[own]):
+                    return own, name, "its class (_tied_weights_keys)"
     return ()
+
+
+def _are_two(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() != b.data_ptr()
 
 
 def frozen_in_vain(model: nn.Module) -> Iterator[str]:

@@ -22,6 +22,8 @@ from pytest_modelhealth.training.stepping.watching import Call, norm, widened
 SHIFTS = (1e-3, 3e-4)
 """How far weights are moved along the gradient, by their norm."""
 _AGREE = 0.2
+_FAR, _ROUND = 0.01, 1e-3
+"""A step that moves weights by less of their size leaves the slope as it was."""
 _ROUNDING = 200 * 2.0**-23
 """A difference of losses below this share of the loss is rounding of float32."""
 
@@ -43,7 +45,15 @@ def loss_slope(session: Session, first: Call) -> LossSlope | None:
     if loss_in(first.result) is None or not length or not math.isfinite(length):
         return None
     slope = _slope(session, gradients, length, first, 1e-3)
-    return None if slope is None else LossSlope(slope, length, _added(first, gradients, length))
+    is_far = first.goes_on and max(first.updated.values(), default=0.0) > _FAR
+    times = length / slope if slope else 0.0
+    if is_far and abs(times - len(first.passes)) > 0.01 * times:
+        return None  # the loss may be of a later run, of weights that the step has moved
+    added, scale = _added(first, gradients, length), session.scale
+    if added is None or added / scale < length * (1.0 - _ROUND):
+        scale = 1.0  # no scaler scaled the loss
+    added = None if added is None else added / scale
+    return None if slope is None else LossSlope(slope, length, added, scale)
 
 
 def slope_without_gradient(session: Session, calls: list[Call]) -> tuple[tuple[str, ...], float]:
@@ -202,21 +212,35 @@ def overfitted(session: Session, calls: int) -> tuple[float, float, int]:
 def resumed(session: Session) -> str:
     """Save after one call, make another; load into what was before, and make that call again.
 
+    The first call is on the batch's samples in another order, so that it shows what the second one
+    takes of it; where they differ, all is done with the batch as it is as well.
+
     Returns:
         What differs, the first such; ``""`` if nothing does, bit for bit.
     """
-    session.guard.rewind()
-    session.call()
+    with suppress(Exception):  # the user's, on a batch that we changed
+        backwards = list(range(session.samples))[::-1]
+        if session.samples > 1 and not (other := _resumed(session, backwards)):
+            return ""
+        if session.samples > 1 and not _resumed(session, None):
+            return f"the step uses what an earlier batch left: after other samples {other} differs"
     try:
-        stateful = (session.model, *session.given.optimizers, *session.given.restore)
-        saved = [copy.deepcopy(one.state_dict()) for one in stateful]
-        once = _next(session)
-        session.guard.rewind()
-        for one, state in zip(stateful, saved, strict=True):
-            one.load_state_dict(state)
-        again = _next(session)
+        return _resumed(session, None)
     except Exception as error:  # noqa: BLE001 - the user's, in an order that we chose
         return f"the step cannot be resumed: {in_one_line(error)}"
+
+
+def _resumed(session: Session, order: list[int] | None) -> str:
+    """Return what differs where the first call is on samples in this order."""
+    session.guard.rewind()
+    session.call(None if order is None else session.changed_batch(order))
+    stateful = (session.model, *session.given.optimizers, *session.given.restore)
+    saved = [copy.deepcopy(one.state_dict()) for one in stateful]
+    once = _next(session)
+    session.guard.rewind()
+    for one, state in zip(stateful, saved, strict=True):
+        one.load_state_dict(state)
+    again = _next(session)
     for name, value in once.items():
         other = again.get(name)
         if other is None or other.shape != value.shape:

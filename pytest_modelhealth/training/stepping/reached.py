@@ -7,13 +7,15 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.autograd_graph import walk
 from pytest_modelhealth.capture.step.state import State, is_generator
+from pytest_modelhealth.settings.setting import dotted
 
 _DEEPEST, _DATA = 3, 4
 """How deep functions and objects are followed, and how deep those in data lie."""
@@ -54,6 +56,7 @@ class Reached(State):
     Attributes:
         objects: optimizers, schedules and scalers.
         iterators: types of iterators.
+        globals: dictionary, name and value of global variables.
     """
 
     # what a proxy stands for is another's, and it looks like an iterator
@@ -63,25 +66,58 @@ class Reached(State):
         self.objects: list[Any] = []
         self.iterators: list[str] = []
         self._arrays: list[tuple[Any, Any]] = []
-        self._cells: list[tuple[types.CellType, Any]] = []
-        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._cells: list[tuple[types.CellType, Any, str]] = []
+        self.globals: list[tuple[dict[str, Any], str, Any]] = []
         self._depth = 0
         super().__init__(*given)
         self._follow(step)
 
-    @property
-    def containers(self) -> list[Any]:
-        """Lists, dictionaries, sets and queues, those of attributes among them."""
-        return [*self._empty, *(container for container, _ in self._others)]
+    def live_nodes(self) -> list[int]:
+        """Return how many nodes of autograd's graph each container and variable keeps alive now."""
+        containers = [*self._empty, *(container for container, _ in self._others)]
+        known = {id(one) for one in containers}  # each is counted by itself
+        graphs = ([*_graphs(values, known)] for values, _ in self._holders())
+        return [len(walk(nodes)) if nodes else 0 for nodes in graphs]
+
+    def names_of(self, numbers: list[int]) -> Iterator[str]:
+        """Yield what containers and variables are called, by their places in `live_nodes`."""
+        names: dict[int, str] = {}
+        for container, _ in self._others:
+            if isinstance(container, dict):
+                names.update((id(v), key) for key, v in container.items() if type(key) is str)
+        for layer, module in self.modules[0].named_modules():
+            for name, value in {**vars(module), **module._buffers}.items():
+                names[id(value)] = dotted(layer, name)
+        holders = [*self._holders()]
+        names.update((id(value), name) for values, name in holders if name for value in values)
+        for held, _ in map(holders.__getitem__, numbers):
+            values = held.values() if isinstance(held, dict) else held
+            largest = max(values, key=lambda value: len(walk(_graphs([value], set()))))
+            yield names.get(id(largest)) or names.get(id(held)) or f"a {type(held).__name__}"
+
+    def leaf_names(self) -> Iterator[tuple[int, str]]:
+        """Yield the numbers and names of parameters that variables of the step lead to."""
+        for values, variable in self._holders():
+            for value in values if variable else ():
+                if isinstance(value, nn.Parameter):
+                    yield id(value), variable
+                elif isinstance(value, nn.Module):
+                    yield from ((id(p), dotted(variable, n)) for n, p in value.named_parameters())
+
+    def _holders(self) -> Iterator[tuple[Any, str]]:
+        """Yield each container, and what each variable holds, with its name."""
+        yield from ((one, "") for one in (*self._empty, *(one for one, _ in self._others)))
+        yield from (((_contents(cell),), name) for cell, _, name in self._cells)
+        yield from (((names.get(name),), name) for names, name, _ in self.globals)
 
     def restore(self) -> None:
         """Have variables and containers hold the objects that they held, and arrays the numbers."""
-        for cell, value in self._cells:
+        for cell, value, _ in self._cells:
             if value is not _NOTHING:
                 cell.cell_contents = value
             elif _contents(cell) is not _NOTHING:
                 del cell.cell_contents
-        for names, name, value in self._globals:
+        for names, name, value in self.globals:
             if value is not _NOTHING:
                 names[name] = value
             else:
@@ -137,13 +173,13 @@ class Reached(State):
         if function is None or id(function) in self._seen:
             return
         self._seen[id(function)] = function
-        cells = [(cell, _contents(cell)) for cell in function.__closure__ or ()]
-        self._cells += cells
+        cells, free = function.__closure__ or (), function.__code__.co_freevars
+        self._cells += [(c, _contents(c), name) for c, name in zip(cells, free, strict=True)]
         names, home = function.__globals__, _package(function)
         variables = [(names, n, names.get(n, _NOTHING)) for n in function.__code__.co_names]
-        self._globals += variables
+        self.globals += variables
         own = [v for *_, v in variables if not _is_own(v) or _package(type(v)) == home]
-        self._visit_small([vars(function), *(value for _, value in cells), *own])
+        self._visit_small([vars(function), *map(_contents, cells), *own])
 
 
 def opened(step: Any) -> tuple[types.FunctionType | None, list[Any]]:
@@ -172,6 +208,19 @@ def _contents(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # a variable that has no value yet
         return _NOTHING
+
+
+def _graphs(held: Any, known: Set[int], depth: int = 0) -> Iterator[Any]:
+    """Yield the graphs of tensors in a container, and in new ones there that are not `known`."""
+    for value in held.values() if isinstance(held, dict) else held:
+        kind = type(value)
+        if kind in State._closed or id(value) in known:
+            continue
+        if issubclass(kind, Tensor):
+            if value.grad_fn is not None:
+                yield value.grad_fn
+        elif issubclass(kind, _CONTAINERS) and depth < _DATA:
+            yield from _graphs(value, known, depth + 1) if len(value) <= _MOST else ()
 
 
 def _package(value: Any) -> str:

@@ -156,6 +156,8 @@ class Session:
         self.passive = PassiveWatch(model, selection, given.scaler)
         self.reached = Reached(given.step, (model, *given.optimizers, *given.restore))
         self.guard = Guard(self.reached, values=True, switches=True, stateful=given.restore)
+        scalers = [o for o in self.reached.objects if isinstance(o, torch.amp.GradScaler)]
+        self.scale = float(scalers[0].get_scale()) if scalers else 1.0
         self.called = 0
         self.latest: Any = None  # the batch of the latest watched call, as that left it
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
@@ -171,6 +173,10 @@ class Session:
         self.zeros = {
             id(p) for p in model.parameters() if p.ndim > 1 and p.numel() and not p.detach().any()
         }
+        known = {*map(id, (*model.parameters(), *kept))}
+        self.outside = {k: n for k, n in self.reached.leaf_names() if k not in known}
+        self.trainable = {id(p) for p in model.parameters() if p.requires_grad}
+        self.kept = {id(p) for p in model.parameters() if p.grad is not None} - self.trainable
         self.named = [(name, id(p), p) for name, p in model.named_parameters()]
         sizes = {len(tensor) for tensor in rows_in(given.batch)}
         self.samples = sizes.pop() if len(sizes) == 1 else 0
@@ -202,6 +208,7 @@ class Session:
             self.parameters,
             by_hand=not self.given.optimizers,
             schedules=[one for one in self.reached.objects if isinstance(one, LRScheduler)],
+            names=[(names, name) for names, name, _ in self.reached.globals],
         )
 
     def watched(self, watch: Watch, batch: Any = None) -> Call:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -22,6 +25,9 @@ from pytest_modelhealth.capture.observing.hooks import OurHook
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.hooks import parameters_of
 
+_COMPILES = "torch._dynamo.repro.after_dynamo"
+"""What torch imports when it first compiles: what is compiled would be so anew for a new name."""
+
 
 @dataclass
 class Steps:
@@ -30,22 +36,24 @@ class Steps:
     Args:
         optimizer: the optimizer.
         count: how many.
-        rate: its largest learning rate at the first.
+        rates: the learning rates of its groups at the first.
         passes: the backward passes that are in the gradients of its first step.
         evaluations: what its closure returned, each time.
         emptied: whether its state, which it had after its step before, was gone at the first.
         early: whether a schedule of its rate had moved on in the call before it.
+        moves: how often such a schedule moved on in the call, the most of several.
         along: inner product of the first update of all calls and the gradient, and both squared
             norms.
     """
 
     optimizer: Any
     count: int = 0
-    rate: float = 0.0
+    rates: tuple[float, ...] = ()
     passes: set[int] = field(default_factory=set)
     evaluations: list[float] = field(default_factory=list)
     emptied: bool = False
     early: bool = False
+    moves: float = 0.0
     along: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
@@ -64,15 +72,22 @@ class Call:
         updated: L2 norm of what optimizers changed; by that of the values before, once the call is
             over that `call_step` made.
         changes: the same of the whole call.
-        used_again: parameters whose optimizer stepped on what it had stepped on before.
-        erased: parameters whose gradient was all zero at the step, and not as it was left.
-        cleared: parameters whose gradient was cleared before an optimizer stepped on it.
-        wasted: backward passes that were cleared so, and that no optimizer stepped on anywhere.
-        late: parameters whose gradient was written to after the step on it, and not cleared.
+        marks: parameters of which something was seen, by what: ``used_again`` (their optimizer
+            stepped on what it had stepped on before), ``erased`` (their gradient was all zero at
+            the step, and not as it was left), ``cleared`` (it was before a step on it), ``late``
+            (it was written to after the step, and not cleared), ``between`` (it was written to
+            between two passes that add up), ``piled`` (it has a pass that another optimizer had
+            stepped on before a later one was added).
+        wasted: backward passes, of calls before as well, that were cleared so, and that no
+            optimizer stepped on anywhere.
+        clips: of each call of `clip_grad_norm_` with a limit, the norm of what it was given, and
+            how many steps optimizers had made.
         at_first: copies of parameters before their optimizer's first step.
         passes: the parameters that each backward pass reached.
+        goes_on: whether the model ran again after an optimizer's first step.
         sizes: lengths of the tensors that the model was called with, where gradients were on.
         modes: by module, whether it was in training mode and gradients were on, of each run.
+        again: modules that a backward pass ran again, and whether with other random numbers.
     """
 
     began: bool = True
@@ -83,15 +98,15 @@ class Call:
     added: dict[int, float] = field(default_factory=dict)
     updated: dict[int, float] = field(default_factory=dict)
     changes: dict[int, float] = field(default_factory=dict)
-    used_again: set[int] = field(default_factory=set)
-    erased: set[int] = field(default_factory=set)
-    cleared: set[int] = field(default_factory=set)
+    marks: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     wasted: set[int] = field(default_factory=set)
-    late: set[int] = field(default_factory=set)
+    clips: list[tuple[float, int]] = field(default_factory=list)
     at_first: dict[int, Tensor] = field(default_factory=dict)
     passes: dict[int, set[int]] = field(default_factory=dict)
+    goes_on: bool = False
     sizes: set[int] = field(default_factory=set)
     modes: dict[nn.Module, set[tuple[bool, bool]]] = field(default_factory=dict)
+    again: dict[nn.Module, bool] = field(default_factory=dict)
 
 
 class Watch:
@@ -102,6 +117,10 @@ class Watch:
         parameters: every tensor that may get a gradient, the model's and the optimizers'.
         by_hand: whether what a call changes is its step, where no optimizer steps in it.
         schedules: schedules of rates.
+        names: the global variables that the step knows, each with where it is.
+
+    Attributes:
+        within: the backward passes that the gradient of a parameter is the sum of.
     """
 
     def __init__(
@@ -111,16 +130,26 @@ class Watch:
         *,
         by_hand: bool = False,
         schedules: Sequence[Any] = (),
+        names: Iterable[tuple[dict[str, Any], str]] = (),
     ) -> None:
         self.model, self._parameters, self._by_hand = model, parameters, by_hand
         self._schedules = schedules
+        places = [*names, *((vars(home), "clip_grad_norm_") for home in (nn.utils, clip_grad))]
+        self._clips = [
+            (home, name, home[name])
+            for home, name in places
+            if home.get(name) is clip_grad.clip_grad_norm_ and _COMPILES not in sys.modules
+        ]
         self._before: dict[int, dict[int, Tensor]] = {}  # copies, of optimizers whose step runs
-        self._within: dict[int, set[int]] = {}  # the backward passes that a gradient is the sum of
+        self.within: dict[int, set[int]] = {}
         self._used: dict[tuple[int, int], set[int]] = {}  # those that an optimizer has stepped on
         self._stepped: dict[int, bool] = {}  # optimizers, and whether they had a state then
         self._spent: set[tuple[int, int]] = set()  # backward passes stepped on, of each parameter
         self._after: dict[int, tuple[Tensor, int]] = {}  # gradients after a step, their versions
+        self._taken: dict[int, tuple[Any, int]] = {}  # the same of all calls
+        self._first_steps: dict[int, tuple[int, int]] = {}  # on a pass: whose, after which pass
         self._left: dict[int, Tensor] = {}  # gradients of this call as backward passes left them
+        self._starts: dict[nn.Module, list[Tensor]] = {}  # random states at runs of a module
         self.seen = Call()
 
     @contextmanager
@@ -129,23 +158,31 @@ class Watch:
         self.seen = seen = Call(self.model.training)
         self._left.clear()
         self._after.clear()
+        self._starts.clear()
         self._epochs = [getattr(one, "last_epoch", None) for one in self._schedules]
         start = {k: p.detach().clone() for k, p in self._parameters.items() if self._by_hand}
         with ExitStack() as stack:
             stack.callback(self._before.clear)
             for hook in self._hooks():
                 stack.callback(hook.remove)
+            for home, name, usual in self._clips:
+                home[name] = partial(self._clip, usual)
+                stack.callback(home.__setitem__, name, usual)
             yield seen
         for key, parameter in self._parameters.items():
             gradient = parameter.grad
             if key in self._after and gradient is not None:
                 written = gradient is not self._after[key][0]
                 written |= gradient._version != self._after[key][1]
-                seen.late |= {key} if written and is_nonzero(gradient) else set()
+                seen.marks["late"] |= {key} if written and is_nonzero(gradient) else set()
             if key in self._left and not is_nonzero(gradient):
                 gradient = self._left[key]  # cleared since
             if key not in seen.gradients and gradient is not None:
                 seen.gradients[key] = dense(gradient).clone()
+        for one, epoch in zip(self._schedules, self._epochs, strict=True):
+            steps = seen.steps.get(id(getattr(one, "optimizer", None)))
+            if steps is not None and epoch is not None:
+                steps.moves = max(steps.moves, one.last_epoch - epoch)
         if not seen.steps:
             self._take_by_hand(start)
         seen.wasted -= {task for task, _ in self._spent}
@@ -163,26 +200,49 @@ class Watch:
 
     # ---- gradients
 
+    def _clip(self, usual: Any, parameters: Any, max_norm: Any, *args: Any, **options: Any) -> Any:
+        """Clip as asked for, and take down the norm before, and after which step that was."""
+        steps = sum(one.count for one in self.seen.steps.values())
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        size = usual(parameters, max_norm, *args, **options)
+        if float(max_norm) < math.inf:
+            self.seen.clips.append((float(size), steps))
+        return size
+
     def _reach(self, key: int, _: Tensor) -> None:
         """See a backward pass come to a parameter."""
         self._after.pop(key, None)
-        if not is_nonzero(self._parameters[key].grad):
-            unused = {t for t in self._within.get(key, ()) if (t, key) not in self._spent}
+        gradient, left = self._parameters[key].grad, self.seen.added.get(key)
+        size = 0.0 if gradient is None else norm(dense(gradient))
+        if size and left and abs(size - left) > _WRITTEN * left and key not in self.seen.at_step:
+            self.seen.marks["between"].add(key)
+        if not size:
+            unused = {t for t in self.within.get(key, ()) if (t, key) not in self._spent}
             if unused:
-                self.seen.cleared.add(key)
-                self.seen.wasted |= unused & self.seen.passes.keys()
-            self._within[key] = set()
+                self.seen.marks["cleared"].add(key)
+                self.seen.wasted |= unused
+            self.within[key] = set()
 
     def _add(self, key: int, parameter: Tensor) -> None:
         """See what it left."""
         task = torch._C._current_graph_task_id()
         self.seen.passes.setdefault(task, set()).add(key)
-        self._within.setdefault(key, set()).add(task)
+        self.within.setdefault(key, set()).add(task)
         if parameter.grad is not None:
             gradient = dense(parameter.grad)
             self.seen.added[key] = norm(gradient)
             if self._by_hand:
                 self._left[key] = gradient.clone()
+
+    def compare(self, module: nn.Module) -> None:
+        """Compare the random numbers of a module's first run with those of its recomputation."""
+        if not module.training:
+            return
+        if torch._C._current_graph_task_id() < 0:
+            self._starts.setdefault(module, []).append(_random_state())
+        elif starts := self._starts.get(module):
+            is_same = any(torch.equal(_random_state(), start) for start in starts)
+            self.seen.again[module] = self.seen.again.get(module, False) or not is_same
 
     # ---- the optimizer
 
@@ -194,8 +254,7 @@ class Watch:
         steps = seen.steps.setdefault(key, Steps(optimizer))
         steps.count += 1
         if steps.count == 1:
-            rates = [float(group.get("lr") or 0.0) for group in optimizer.param_groups]
-            steps.rate = max(rates, default=0.0)
+            steps.rates = tuple(float(g.get("lr") or 0.0) for g in optimizer.param_groups)
             steps.emptied = self._stepped.get(key, False) and not optimizer.state
             steps.early = any(
                 getattr(one, "optimizer", None) is optimizer and one.last_epoch != epoch
@@ -229,22 +288,32 @@ class Watch:
             if gradient is None:
                 continue
             if is_nonzero(gradient):
-                self._use(id(steps.optimizer), key)
+                self._use(id(steps.optimizer), key, gradient)
                 if steps.count == 1:
-                    steps.passes |= self._within.get(key, set())
+                    steps.passes |= self.within.get(key, set())
             elif seen.added.get(key) and key not in seen.at_step:
-                seen.erased.add(key)
+                seen.marks["erased"].add(key)
             if key not in seen.at_step:
                 seen.at_step.add(key)
                 seen.gradients[key] = dense(gradient).clone()
 
-    def _use(self, optimizer: int, key: int) -> None:
+    def _use(self, optimizer: int, key: int, gradient: Tensor | None = None) -> None:
         """Note the backward passes that are stepped on, and whether they were before."""
-        within, used = self._within.get(key, set()), self._used.setdefault((optimizer, key), set())
+        within, used = self.within.get(key, set()), self._used.setdefault((optimizer, key), set())
+        if not within and gradient is not None:  # it may be handed over from another model
+            others = (k for k, p in self._parameters.items() if p.grad is gradient)
+            within = next((self.within[k] for k in others if k in self.within), within)
+            before, version = self._taken.get(key, (None, 0))
+            if before is not None and before() is gradient and version == gradient._version:
+                self.seen.marks["used_again"].add(key)
         if within & used:
-            self.seen.used_again.add(key)
+            self.seen.marks["used_again"].add(key)
         used |= within
         self._spent |= {(task, key) for task in within}
+        for task in within & self.seen.passes.keys():  # of this call: others may count otherwise
+            who, latest = self._first_steps.setdefault(task, (optimizer, max(self.seen.passes)))
+            if who != optimizer and latest < max(within):
+                self.seen.marks["piled"].add(key)
 
     def _end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Take what the step changed."""
@@ -257,6 +326,7 @@ class Watch:
         for key, value in before.items():
             if (left := self._parameters[key].grad) is not None:
                 self._after[key] = left, left._version
+                self._taken[key] = weakref.ref(left), left._version
             update = widened(self._parameters[key].detach()) - widened(value)
             size = norm(update)
             seen.updated[key] = seen.updated.get(key, 0.0) + size
@@ -279,7 +349,7 @@ class Watch:
             self.seen.updated[key] = norm(widened(now) - widened(value))
             self._use(0, key)
             passes = {task for task, keys in self.seen.passes.items() if key in keys}
-            if key in self.seen.gradients and passes <= self._within.get(key, set()):
+            if key in self.seen.gradients and passes <= self.within.get(key, set()):
                 self.seen.at_step.add(key)  # of this gradient, and not of several in turn
 
 
@@ -300,6 +370,9 @@ class _ModeHook(OurHook):
         seen, enabled = self._watch.seen, torch.is_grad_enabled()
         for module in self._inside:
             seen.modes.setdefault(module, set()).add((module.training, enabled))
+        if isinstance(root, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
+            self._watch.compare(root)
+        seen.goes_on |= bool(seen.steps) and root is self._watch.model
         if enabled and root is self._watch.model:
             seen.sizes |= {len(t) for t in find_tensors(batch) if t.ndim}
 
@@ -308,6 +381,12 @@ def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
     """Return a hook that a compiled step does not trace."""
     dynamo: Any = sys.modules.get("torch._dynamo")
     return hook if dynamo is None else dynamo.disable(hook)
+
+
+def _random_state() -> Tensor:
+    states = [torch.get_rng_state()]
+    states += [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return torch.cat(states)
 
 
 def _open_modules(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
@@ -347,6 +426,8 @@ def norm(tensor: Tensor) -> float:
 
 
 _SMALL, _GREAT = 1e-12, 1e15
+_WRITTEN = 1e-3
+"""By such a share of itself a gradient has changed."""
 
 
 def distance(a: Tensor, b: Tensor) -> float:
