@@ -309,6 +309,7 @@ def test_the_slope_is_that_of_autograd() -> None:
     assert clipped.observation.stepped.slope.factor == pytest.approx(0.05 / slope.added, rel=2e-3)
     assert clipped.observation.stepped.slope.added == pytest.approx(slope.added, rel=1e-4)
     assert objections(clipped) == {}
+    assert nn.utils.clip_grad_norm_ is nn.utils.clip_grad.clip_grad_norm_  # which was watched
     optimizer = sgd(model)
     losses = [usual(model, optimizer, (X, Y)).item() for _ in range(3)]
     assert report.observation.stepped.losses == pytest.approx(losses)
