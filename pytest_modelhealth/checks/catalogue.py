@@ -220,6 +220,8 @@ CHECKS.add(
         help="largest part of a layer's units that `Inspector.removable` may find removable",
     ),
     rank=47,
+    run="removal.judging:findings",
+    part="removable",
 )
 
 RANKS = Catalogue(
