@@ -142,7 +142,24 @@ def fused(rate):
 
 
 RATE, FAR = "its rate is 1", "running statistics"
+
+
+def helped(restores):
+    """Return a model whose forward asks itself in evaluation mode, and may put that back."""
+
+    def forward(m, x):
+        mode = m.training
+        guess = m.eval().norm(x).detach()
+        m.train(mode and restores)
+        return m.head(m.norm(x) + guess)
+
+    return Net(forward, norm=nn.BatchNorm1d(16), head=(16, 4)).train()
+
+
 FAULTS = {
+    "a helper that leaves it in evaluation": (
+        lambda: helped(False), "warn", "", "called in training mode", "left it in evaluation mode",
+    ),
     "statistics that were never updated": (never_updated, "fail", "4", "never updated"),
     "a mean far off": (
         lambda: trained(**{"1.running_mean": lambda m: m.add_(30.0)}), "fail", "1", FAR,
@@ -203,6 +220,7 @@ FAULTS = {
     ),
 }  # fmt: skip
 HEALTHY = {
+    "a helper that puts the mode back": lambda: helped(True),
     "two samples": lambda: (trained(), batch(2, 16)),
     "64 samples": trained,
     "a dead channel": dead_channel,

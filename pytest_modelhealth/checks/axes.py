@@ -237,10 +237,6 @@ def _is_own(run: Run, softmax: Vertex) -> bool:
 
 def _nothing_to_normalise(run: Run) -> Faults:
     """Yield what normalises a single value. A sequence of one has one key: that is no fault."""
-    for number, vertex in run.having("among"):
-        if vertex.facts["among"] == 1 and number in run.given:
-            what = "a vector of one value is divided by its length, which leaves its sign"
-            yield number, what, "another dimension was meant", "fail"
     for number, vertex in ((n, v) for n, v in enumerate(run.vertices) if v.has("quotient")):
         value, divisors = vertex.operands[:1], vertex.operands[1:]
         sums = [run.vertices[n] for o in divisors for n in run.before(o, "view", "sum")]
@@ -266,7 +262,9 @@ def _scaled(run: Run) -> Faults:
         width = facts["operands"][0][-1]
         views = (view for operand in product.operands for view in run.views(operand))
         wholes = {old[-1] for old, new in views if len(old) < len(new) and old[-1] > width}
-        wrong = [(width, 0.5, "multiplied"), *((whole, -0.5, "divided") for whole in wholes)]
+        wholes.add(math.isqrt(width) ** 2)  # of a root that was cast to an integer
+        wrong = [(width, 0.5, "multiplied")]
+        wrong += [(whole, -0.5, "divided") for whole in wholes if whole != width]
         later = () if "scale" in facts else run.takers[number]  # a fused one gives out no scores
         for root, power, how in wrong:
             if any(run.is_scaled(n, root, power) for n in later):

@@ -9,7 +9,7 @@ from itertools import islice, zip_longest
 from pytest_modelhealth.checks import loss_terms
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, called, flow_of, innermost, is_fresh, linear_maps
-from pytest_modelhealth.checks.loss_terms import Faults, broadcast
+from pytest_modelhealth.checks.loss_terms import Faults, broadcast, summands
 from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, LossCall, Observation
@@ -70,17 +70,13 @@ def _of_classes(call: LossCall, observation: Observation) -> Faults:
         pass
     elif targets.ignored > _MOST_IGNORED * targets.count:
         is_all = targets.ignored >= targets.count
-        what = (
-            f"{function} ignores {'all' if is_all else targets.ignored} of its {targets.count} "
-            f"targets (ignore_index={ignore})"
-        )
+        what = f"{function} ignores {'all' if is_all else targets.ignored} of its "
+        what += f"{targets.count} targets (ignore_index={ignore})"
         cause = "the targets are masked or padded everywhere: look at how they are built"
         yield what, cause, "fail" if is_all else "warn"
     elif targets.skips_a_class and ignore in range(call.classes):
-        what = (
-            f"{function} ignores class {ignore} (ignore_index={ignore}), which stands "
-            f"{targets.ignored} times among the {targets.count} targets, and not as padding"
-        )
+        what = f"{function} ignores class {ignore} (ignore_index={ignore}), which stands "
+        what += f"{targets.ignored} times among the {targets.count} targets, and not as padding"
         cause = "a class that counts has the index of padding: pad with -100, or number from 1"
         yield what, cause, "warn"
     elif targets.tail not in (None, ignore) and call.options.get("reduction") != "none":
@@ -241,10 +237,15 @@ def _by_hand(observation: Observation, _: Settings) -> Iterator[Finding]:
 
 
 def _cosines(observation: Observation, flow: Flow) -> Faults:
-    """Yield cosines that are multiplied by a temperature, where they are to be divided by it."""
-    vertices = flow.graph.vertices
-    calls = [c for c in observation.loss_calls if c.cosines and c.classes >= _MANY_CLASSES]
-    for vertex in vertices if calls else ():
+    """Yield cosines times a temperature, which divides them, and products of any length magnified.
+
+    A temperature below one is made for cosines; of vectors of any length the largest decide.
+    """
+    vertices, calls = flow.graph.vertices, observation.loss_calls
+    has_cosines = any(c.cosines and c.classes >= _MANY_CLASSES for c in calls)
+    is_of_any = bool(calls) and not any(c.cosines for c in calls)
+    given = flow.after(*(n for n, v in enumerate(vertices) if v.kind == "input"))
+    for vertex in vertices if has_cosines or is_of_any else ():
         if not (vertex.call < 0 and vertex.has("softmax") and vertex.operands):
             continue  # cross_entropy is a log_softmax in the graph
         number, scale = vertex.operands[0], 1.0
@@ -255,12 +256,14 @@ def _cosines(observation: Observation, flow: Flow) -> Faults:
             elif not made.has("view"):
                 break
             number = made.operands[0]
-        if made.has("matrix") and abs(scale) < _SMALL_SCALE:
-            reach = 2.0 * abs(scale)
-            what = (
-                f"the loss{at(vertex.line)} is given cosines times {scale:.3g}: logits that differ "
-                f"by {reach:.2g} at most"
-            )
+        if is_of_any and made.has("matrix") and given.issuperset(made.operands[:2]):
+            if len({*made.operands}) == 2 and abs(scale) > 1.0 / _SMALL_SCALE:
+                what = f"the loss{at(vertex.line)} is given products of vectors of any length, "
+                cause = "cosines are divided by a temperature: normalise both to one length before"
+                yield f"{what}times {scale:.3g}", cause, "warn"
+        elif has_cosines and made.has("matrix") and abs(scale) < _SMALL_SCALE:
+            what = f"the loss{at(vertex.line)} is given cosines times {scale:.3g}: logits that "
+            what += f"differ by {2.0 * abs(scale):.2g} at most"
             cause = "cosines are divided by a temperature such as 0.07: here they are multiplied"
             yield what, f"{cause} by it, and no class can be much likelier than others", "fail"
 
@@ -275,32 +278,28 @@ def _targets_by_hand(observation: Observation, flow: Flow) -> Faults:
         is_of_a_loss = vertex.call >= 0 or observation.loss_path is not None
         if not is_of_a_loss or "likelihood" not in vertex.facts:
             continue  # without a loss the output is multiplied by random numbers
-        of_softmax, least, most, total, highest = vertex.facts["likelihood"]
+        least, most, total = vertex.facts["likelihood"]
         made = [vertices[flow.as_it_is(o)[-1]] for o in vertex.operands if not vertices[o].live]
         is_computed = any(m.has("product", "sum") and len(m.operands) > 1 for m in made)
         # -target * log_softmax(output) has its sign on the other side
         is_signed = most > _ROUNDING or any(m.has("never_positive") for m in made)
-        if of_softmax and least < -_ROUNDING and is_signed and not is_computed:
+        if least < -_ROUNDING and is_signed and not is_computed:
             what = f"log-probabilities are multiplied by targets down to {least:.3g}"
             cause = "logits or log-probabilities in the place of probabilities: take their softmax"
             yield f"{what}{at(vertex.line)}", cause, "fail"
-        elif of_softmax and least > 0.0 and most <= 1.0 + _ROUNDING and total > 1.0 + _SMOOTHED:
+        elif least > 0.0 and most <= 1.0 + _ROUNDING and total > 1.0 + _SMOOTHED:
             what = f"log-probabilities are multiplied by targets whose rows sum to {total:.3g}"
             cause = "smoothed targets keep 1 - s of the class, and share s among all"
             yield f"{what}{at(vertex.line)}", cause, "warn"
-        elif least >= 0.0 and abs(total - 1.0) < _ROUNDING < highest:
-            what = f"probabilities are multiplied by logarithms up to {highest:.3g}"
-            cause = "what the logarithm is taken of is above 1: softmax before it is missing"
-            yield f"{what}{at(vertex.line)}", cause, "fail"
 
 
 def _overlaps(observation: Observation, flow: Flow) -> Faults:
-    """Yield overlaps, as Dice or IoU, of what has values below zero.
+    """Yield overlaps, as Dice or IoU, of what has values below zero, and those to be minimised.
 
     That is a sum of ``a * b`` divided by sums of both.
     """
-    vertices, layers = flow.graph.vertices, observation.layers
-    for vertex in vertices:
+    vertices, layers, weights = flow.graph.vertices, observation.layers, summands(flow)
+    for number, vertex in enumerate(vertices):
         if not vertex.has("quotient") or len(vertex.operands) != 2:
             continue
         above, below = (set(_summed(operand, flow)) for operand in vertex.operands)
@@ -313,13 +312,19 @@ def _overlaps(observation: Observation, flow: Flow) -> Faults:
                 what = f"an overlap{at(vertex.line)} is of values down to {least:.3g}"
                 cause = "Dice and IoU take shares from 0 to 1: a sigmoid or softmax is missing"
                 yield what, cause, "fail"
+            is_wanted = any(vertices[n].kind == "target" for n in factors)
+            if is_wanted and factors <= below and weights.get(number, 0.0) > 0.0:
+                what = f"the loss grows with an overlap{at(vertex.line)} of output and target"
+                yield what, "an overlap is a score: 1 less it is a loss", "warn"
 
 
 def _summed(number: int, flow: Flow) -> Iterator[int]:
     """Yield what the totals are of that are added up to a vertex, in another layout at most."""
     made = flow.graph.vertices[number]
     if made.has("total") and made.operands:
-        yield flow.as_it_is(made.operands[0])[-1]
+        inner = flow.graph.vertices[number := flow.as_it_is(made.operands[0])[-1]]
+        parts = inner.operands if inner.has("sum") else (number,)
+        yield from (flow.as_it_is(part)[-1] for part in parts)
     elif made.has("sum", "view", "clamp") or (made.has("product") and len(made.operands) == 1):
         for operand in made.operands:
             yield from _summed(operand, flow)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_modelhealth.checks.axes import Grade
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.facts import at, completed, flow_of, trainable
+from pytest_modelhealth.checks.facts import at, completed, flow_of, learns, trainable
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, Observation
@@ -126,7 +126,7 @@ def _signs(observation: Observation, flow: Flow) -> Faults:
     form; one that is all of the loss is negated, others may be an adversary's.
     """
     loss, path = observation.loss or 0.0, observation.loss_path
-    vertices, signs = flow.graph.vertices, _summands(flow)
+    vertices, signs = flow.graph.vertices, summands(flow)
     terms = [n for n in signs if vertices[n].has("loss") or _is_divergence(n, signs, flow)]
     negated = [n for n in terms if signs[n] < 0]
     ends = [n for n in signs if not set(vertices[n].operands).intersection(signs)]
@@ -147,14 +147,14 @@ def _signs(observation: Observation, flow: Flow) -> Faults:
             yield what, "a copied line: one of the two should be another", "fail"
 
 
-def _summands(flow: Flow) -> dict[int, int]:
-    """Return what the loss is summed up of, and by which sign; 0 where it is by both."""
-    signs, vertices = dict[int, int](), flow.graph.vertices
-    todo = [] if flow.graph.loss is None else [(flow.graph.loss, 1)]
+def summands(flow: Flow) -> dict[int, float]:
+    """Return what the loss is summed up of, and times what; 0 where it is by both signs."""
+    signs, vertices = dict[int, float](), flow.graph.vertices
+    todo = [] if flow.graph.loss is None else [(flow.graph.loss, 1.0)]
     while todo:
         number, sign = todo.pop()
-        if signs.setdefault(number, sign) != sign:
-            signs[number] = 0
+        if (before := signs.setdefault(number, sign)) != sign:
+            signs[number] = before if before * sign > 0.0 else 0.0
             continue
         vertex = vertices[number]
         operands, factor = vertex.operands, vertex.facts.get("number", 0.0)
@@ -168,19 +168,92 @@ def _summands(flow: Flow) -> dict[int, int]:
         elif vertex.has("turns_sign") and not vertex.has("loss"):
             todo += [(operand, -sign) for operand in operands[:1]]
         elif vertex.has("product", "quotient") and len(operands) == 1 and factor:
-            todo.append((operands[0], sign if factor > 0 else -sign))
+            todo.append((operands[0], sign / factor if vertex.has("quotient") else sign * factor))
     return signs
 
 
-def _is_divergence(number: int, signs: dict[int, int], flow: Flow) -> bool:
+def _is_divergence(number: int, signs: dict[int, float], flow: Flow) -> bool:
     """Whether it is the variance of ``mean ** 2 + exp(v) - v``, beside the logarithm of it."""
-    vertex, sign = flow.graph.vertices[number], signs[number]
-    squares = any(
-        v.function in ("pow", "square") and signs[n] == sign
-        for n in signs
-        for v in (flow.graph.vertices[n],)
+    if (exponent := _exponent(number, flow)) is None:
+        return False
+    sign, vertices = signs[number], flow.graph.vertices
+    made = ((vertices[n], other) for n, other in signs.items() if other * sign > 0.0)
+    squares = (v for v, _ in made if v.function in ("pow", "square", "mul") and not v.facts)
+    return (
+        any(len({*v.operands}) == 1 for v in squares) and signs.get(exponent[0], 0.0) * sign < 0.0
     )
-    return vertex.function == "exp" and squares and signs.get(vertex.operands[0]) == -sign
+
+
+def _exponent(number: int, flow: Flow) -> tuple[int, float] | None:
+    """Return what an exponential, or a root of one, is taken of, and times what."""
+    number, scale, vertices = flow.as_it_is(number, "whole")[-1], 1.0, flow.graph.vertices
+    if vertices[number].function == "sqrt" and vertices[number].operands:
+        number, scale = flow.as_it_is(vertices[number].operands[0], "whole")[-1], 0.5
+    if vertices[number].function != "exp" or not vertices[number].operands:
+        return None
+    while operands := vertices[number].operands[:2]:
+        number = operands[0]
+        made = vertices[number]
+        factor = made.facts.get("number", 0.0) if len(made.operands) == 1 else 0.0
+        if made.has("margin") and made.has("product", "quotient") and factor:  # no 1 / x
+            scale = scale / factor if made.has("quotient") else scale * factor
+        elif not made.has("whole"):
+            break
+    return number, scale
+
+
+def _latents(observation: Observation, flow: Flow) -> Faults:
+    """Yield draws ``mean + s * noise`` by another spread than the one whose divergence is taken.
+
+    The divergence of a normal is ``mean ** 2 + exp(v) - v``, in which ``exp(v)`` is the square of
+    s. What is never negative is no logarithm of a spread: noise would never be less than one.
+    """
+    vertices, weights = flow.graph.vertices, summands(flow)
+    spreads = [  # of what noise is multiplied by: where, what it is the exponential of, times what
+        (vertex.line, *exponent)
+        for vertex in vertices
+        if vertex.has("product") and len(vertex.operands) == 2
+        for one, other in (vertex.operands, vertex.operands[::-1])
+        if vertices[other].has("draw") and (exponent := _exponent(one, flow))
+    ]
+    variances = dict[int, float]()
+    for number in (n for n in weights if _is_divergence(n, weights, flow)):
+        base, times = _exponent(number, flow) or (0, 1.0)
+        spreads.append((vertices[number].line, base, 0.5 * times))
+        variances[base] = times
+    for line, base, times in spreads if variances else ():
+        made, square = vertices[base], variances.get(base, 2.0 * times)
+        record = observation.layers.get(made.name) if made.kind == "call" else None
+        name = made.function if record is None else str(record.activation)
+        if name in having("never_negative"):
+            what = f"a spread{at(line)} is the exponential of `{name}`: it is never below one"
+            yield what, "the logarithm of a spread may be of either sign", "warn"
+            return
+        if not math.isclose(2.0 * times, square, rel_tol=1e-4):
+            what = f"noise{at(line)} is scaled by exp({times:g} v), and the divergence takes "
+            what += f"exp({square:g} v) for its variance"
+            cause = "a variance in the place of a deviation: that is exp(0.5 * logvar)"
+            yield what, cause, "fail"
+
+
+def _alike_targets(observation: Observation, flow: Flow) -> Faults:
+    """Yield one constant asked of a layer that learns, for data and for what is made of it alike.
+
+    Of what is made alone it is what a generator is taught by.
+    """
+    vertices, asked = flow.graph.vertices, dict[tuple[str, str], list[set[str]]]()
+    for number, vertex in enumerate(vertices):
+        if vertex.has("loss") and vertex.live and len(vertex.operands) == 2:
+            made, target = (flow.as_it_is(operand)[-1] for operand in vertex.operands)
+            feeding = flow.names_of(flow.walk([number], back=True)) & observation.layers.keys()
+            key = str(flow.homes[made]), vertices[target].function
+            if vertices[target].has("zeros") or key[1] in ("ones", "ones_like", "new_ones"):
+                asked.setdefault(key, []).append(feeding)
+    for (layer, constant), ways in asked.items():
+        is_learning = layer in observation.layers and learns(observation.layers[layer])
+        if is_learning and any(one < other for one in ways for other in ways):
+            what = f"all that {layer!r} gives out is asked to be `{constant}`, of whatever it is"
+            yield what, "real and made have one target: nothing is told apart", "warn"
 
 
 def _dead(_: Observation, flow: Flow) -> Faults:
@@ -208,28 +281,33 @@ def _learning(numbers: set[int], observation: Observation, flow: Flow) -> bool:
 def _terms(observation: Observation, flow: Flow) -> Faults:
     """Yield summands of the loss that values of parameters get to, and no gradient comes from."""
     vertices, todo = flow.graph.vertices, [flow.graph.loss or 0]
-    met, lines = set[int](), set[str]()
+    met, lines, inner = set[int](), set[str](), set[int]()  # the last are parts of each number
     for number in todo:  # which grows
         vertex = vertices[number]
         if number in met or not vertex.operands:
             continue
         met.add(number)
-        is_joined = vertex.has("total", "average") and vertices[vertex.operands[0]].has("join")
+        is_mean = vertex.has("total", "average")
+        if number in inner or (is_mean and not vertices[vertex.operands[0]].has("join")):
+            inner.update(vertex.operands[: 1 if is_mean else None])
         is_scaled = vertex.has("product", "quotient") and len(vertex.operands) == 1
         factors = [vertices[o] for o in vertex.operands if vertex.has("product")]
         is_off = any(one.kind == "constant" and one.has("zeros") for one in factors)
         if vertex.live and not is_off:
             is_sum = vertex.has("sum", "join", "turns_sign") and not vertex.has("loss")
-            todo += vertex.operands if is_sum or is_joined or is_scaled else ()
+            todo += vertex.operands if is_sum or is_scaled else vertex.operands[:is_mean]
             continue
         before = flow.walk([number], back=True)
         is_made = flow.names_of(before) & observation.layers.keys()
         if not vertex.line or vertex.line in lines or not is_made:
             continue
-        lines.add(vertex.line)
         # a stop that is written may be meant
         is_stopped = is_off or any(vertices[n].has("detach") for n in before)
-        is_sure = _learning(before, observation, flow) and not is_stopped
+        is_taught = _learning(before, observation, flow)
+        if number in inner and (is_off or not is_taught):  # of a frozen reference
+            continue
+        is_sure = is_taught and not is_stopped
+        lines.add(vertex.line)
         cause = (
             "it counts in the loss and teaches nothing: a weight of zero, .item(), detach, no_grad,"
             " argmax, a comparison or rounding on its way, or all it is made of is frozen"
@@ -277,26 +355,8 @@ def _draws(observation: Observation, flow: Flow) -> Faults:
             yield f"{what} layer and passes no gradient back", cause, "warn"
 
 
-def _spread(_: Observation, flow: Flow) -> Faults:
-    """Yield sums over the batch that are added to one number a sample."""
-    vertices = flow.graph.vertices
-    for vertex in vertices:
-        count = vertex.facts.get("samples") if vertex.live and not vertex.cuts else None
-        for operand in vertex.operands if count is not None else ():
-            held = operand
-            while vertices[held].has("view", "product", "turns_sign") and vertices[held].operands:
-                held = vertices[held].operands[0]
-            total = vertices[held]
-            sizes = total.facts.get("sizes", ((),))[0] if total.has("total") else ()
-            if sizes[:1] == (count,) and len(total.facts.get("dims", ())) == len(sizes):
-                what = f"a sum over the whole batch{at(total.line)} is added to one number a sample"
-                cause = f"it counts {count} times as much as meant: sum over the other dimensions"
-                cause += " alone, or divide by the number of samples"
-                yield f"{what}{at(vertex.line)}", cause, "warn"
-
-
-_RULES: list[Rule] = [_path, _signs, _dead]
-_OF_THE_GRAPH: list[Rule] = [_terms, _targets, _draws, _spread]
+_RULES: list[Rule] = [_path, _signs, _dead, _latents, _alike_targets]
+_OF_THE_GRAPH: list[Rule] = [_terms, _targets, _draws]
 
 
 # ---- tasks --------------------------------------------------------------------------------------

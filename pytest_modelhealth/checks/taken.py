@@ -28,6 +28,59 @@ def _doubled(run: Run) -> Faults:
             yield number, what, cause, "note" if is_twin else "warn"
 
 
+def _without_effect(run: Run) -> Faults:
+    """Yield activations of what came of the same one, and the lesser of a value and its clamp."""
+    calls = run.flow.graph.calls
+    for number, vertex in enumerate(run.vertices):
+        record, is_bound = run.record(number), vertex.function.startswith(("max", "min"))
+        name, operands = record and record.activation, vertex.operands
+        made = [run.before(o, "whole", "pad")[-1] for o in operands if name or is_bound]
+        before = run.record(made[0]) if name and made else None
+        if before is not None and before.activation == name:
+            around = {calls[run.vertices[n].call].parent for n in (number, made[0])}
+            what = f"it is given the result of a {name} at {before.label!r}, and is one itself"
+            cause = "one too many, or in the wrong place: behind another layer it would be missing"
+            yield number, what, cause, "warn" if len(around) == 1 else "note"
+        if vertex.facts.get("is_infinite") == (True,):
+            what = f"all that `{vertex.function}` takes, row by row, is infinite"
+            cause = "what was to be left out is taken: -inf hides from maxima, inf from minima"
+            yield number, what, cause, "fail"
+        for one, other in (made, made[::-1]) if is_bound and len(made) == 2 else ():
+            clamp = run.vertices[other]
+            if clamp.has("clamp") and any(map(run.flow.is_alike, clamp.operands[:1], [one])):
+                what = f"`{vertex.function}` of a value and of its own `{clamp.function}`: one of "
+                what += "the two bounds has no effect"
+                cause = "another was to be clamped: a ratio, before it is multiplied (PPO)"
+                yield number, what, cause, "warn"
+
+
+def _edges(run: Run) -> Faults:
+    """Yield messages added up where they were read, or whose weights are normalised elsewhere.
+
+    Edges are more than nodes, of which each end has its own indices.
+    """
+    made, added = run.vertices, {n for n, v in run.having("are_more") if "add" in v.function}
+    for number in (n for n in added if made[n].facts["are_more"] and made[n].operands):
+        (message, *_), here = made[number].operands, made[number].facts["indices"]
+        adds = f"`{made[number].function}` adds"
+        weighted = (made[n] for n in run.before(message, "view", "product", "quotient"))
+        for above, below in (v.operands for v in weighted if v.has("quotient") and v.operands[1:]):
+            reads = [made[n] for n in run.before(below, "view", "sum") if made[n].has("index")]
+            taken = {*run.before(above, "view", "product")}  # whose sums are what it is divided by
+            sums = (o for v in reads for o in v.operands[:1] if o in added)
+            ends = {made[n].facts["indices"] for n in sums if taken & {*made[n].operands}}
+            if ends and here not in ends:
+                what = f"weights of edges are divided by their sums at one end, and {adds} "
+                cause = "weights of what a node is given sum to one at the node that is given it"
+                yield number, f"{what}them up at the other", cause, "warn"
+        while made[message].has("view", "product", "quotient") and not made[message].operands[1:]:
+            message = made[message].operands[0]
+        if made[message].has("index") and made[message].facts.get("indices") == here:
+            what = f"{adds} messages up at the indices that they were read at: each node gets "
+            cause = "source and target are the two rows of the edges: read one, add to the other"
+            yield number, f"{what}copies of itself", cause, "fail"
+
+
 def _overwritten(run: Run) -> Faults:
     """Yield sums of a branch and a skip that an activation in the branch has written over.
 
@@ -75,15 +128,6 @@ def _untaken(run: Run) -> Faults:
             yield number, what, cause, "warn"
 
 
-def remembered(run: Run) -> Faults:
-    """Yield writes into a plain tensor that the model keeps."""
-    for number, vertex in enumerate(run.vertices):
-        held = (run.vertices[run.flow.as_it_is(n)[-1]].kind for n in vertex.operands)
-        if vertex.facts.get("is_held") and vertex.call >= 0 and Kind.UNKNOWN in held:
-            what = "it writes into a tensor that it keeps, and that is no buffer"
-            yield number, what, "`register_buffer` has it saved and moved with the model", "note"
-
-
 def _is_kept(run: Run, write: Vertex) -> bool:
     """Whether something is written into what others hold, or into memory that others share."""
     held = (run.vertices[n] for operand in write.operands for n in run.flow.as_it_is(operand))
@@ -116,4 +160,4 @@ def _pieces(run: Run) -> Iterator[tuple[int, str, str, bool]]:
             yield number, what, cause, one in pieces
 
 
-RULES: list[Callable[[Run], Faults]] = [_doubled, _overwritten, _untaken]
+RULES: list[Callable[[Run], Faults]] = [_doubled, _without_effect, _edges, _overwritten, _untaken]

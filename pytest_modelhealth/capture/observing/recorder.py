@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -70,6 +71,9 @@ class Recorder:
         self.errors: list[str] = []  # ours
         self.has_zero_gradients = False  # a parameter's, or those of rows of one, as far as known
         self.notes: list[str] = []
+        # the hash of Python's random state, and modes of modules, when the first layer was called
+        self._drawn: int | None = None
+        self._modes: dict[str, bool] = {}
         self.reader = Reader(Ledger(), scale, samples)
         self.flow = FlowRecorder()
         self.loss_calls = LossCalls(self.reader, self.errors)
@@ -151,6 +155,12 @@ class Recorder:
         public: dict[type, tuple[list[str], list[str]]] = {}
         for module, layer in self.by_module.items():
             options = module_options(module, public)
+            if "backward" in vars(type(module)):
+                options["backward"] = True
+            if self._modes.get(layer.name, here := options.get("training")) is not here:
+                options["training_before"] = not here
+            if not layer.name and self._drawn not in (None, hash(random.getstate())):
+                options["draws_in_python"] = True
             layer.options = {**options, **layer.options} if layer.options else options
 
     # What became of a call.
@@ -164,6 +174,10 @@ class Recorder:
         self._events += 1
         if layer.entered is None:
             layer.entered = self._events
+            if self._drawn is None:
+                self._drawn = hash(random.getstate())
+                modes = ((one.name, vars(m).get("training")) for m, one in self.by_module.items())
+                self._modes = {name: mode for name, mode in modes if isinstance(mode, bool)}
         if len(tensors) == 1:  # most layers
             return [self.add_input(layer, tensors[0])]
         has_numbers = any(map(holds_numbers, tensors))
