@@ -236,6 +236,14 @@ FAULTS: dict[str, Any] = {
         ),
         "fail", "softmax", "one value",
     ),
+    "a vector of one value at length one": (
+        lambda: net(lambda m, x: F.normalize(m.fc(x), dim=-1), fc=(WIDTH, 1)),
+        "fail", "", "F.normalize(",
+    ),
+    "cosines of single values": (
+        lambda: net(lambda m, x: F.cosine_similarity(m.fc(x), m.fc(x + 1), dim=-1), fc=(WIDTH, 1)),
+        "fail", "", "F.cosine_similarity(",
+    ),
     "scores divided by a root that was cut to an integer": (
         lambda: net(
             lambda m, x: (m.q(x) @ m.k(x).mT / int(math.sqrt(WIDTH))).softmax(-1) @ m.v(x), **QKV

@@ -18,6 +18,18 @@ def around(function):
     return nn.Sequential(nn.Linear(16, 8), Applies(function), nn.Linear(8, 8), nn.Linear(8, 4))
 
 
+def counting(times, dtype=torch.uint8):
+    """Return a model that counts by 60, in a type of few bits."""
+
+    def forward(m, x):
+        number = torch.zeros(len(x), dtype=dtype)
+        for _ in range(times):
+            number += 60 * (x[:, 0] < 100)
+        return m.fc(x) / number[:, None]
+
+    return Net(forward, fc=(16, 4))
+
+
 def nan(tensor):
     """Put a value that is no number into a tensor."""
     tensor.view(-1)[2] = torch.nan
@@ -149,6 +161,7 @@ FIFTH = (torch.arange(64) == 5)[:, None] & (torch.arange(8) > 2)
 NOTHING = torch.zeros(64, dtype=torch.bool)
 ALONE = ("FAULTS",)
 FAULTS = {
+    "a count of 300 in a byte": (lambda: counting(5), "fail", "", "passes the end of their type"),
     "log": (lambda: around(torch.log), "fail", "1", "log or root"),
     "division": (lambda: around(lambda x: x / (x * 0)), "fail", "1", "division by zero"),
     "overflow": (lambda: around(lambda x: torch.exp(x * 1e5)), "fail", "1", "overflow"),
@@ -195,6 +208,8 @@ FAULTS = {
     ),
 }  # fmt: skip
 HEALTHY = {
+    "a count of 240 in a byte": lambda: counting(4),
+    "a count of 300 in 16 bits": lambda: counting(5, torch.int16),
     "a perceptron": Mlp,
     "an infinite buffer, which may be a mask": normalised,
     "roots with an epsilon": lambda: branches(safe, safe),

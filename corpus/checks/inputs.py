@@ -189,6 +189,9 @@ FAULTS = {
         lambda: features(lambda x: 100 * x, nn.InstanceNorm1d(12)), "warn", "",
     ),
     "features": (lambda: features(lambda x: 100 * x), "fail", ""),
+    "columns that did not load": (
+        lambda: (Mlp(), batch() * (torch.arange(16) < 7)), "warn", "", "9 of 16 columns",
+    ),
     "one sample": (lambda: (nn.Linear(16, 4), repeated(8)), "warn", "", ONE),
     "one sample and several targets": (lambda: asked(torch.arange(32) % 4), "fail", "", ONE),
     "one sample and one target": (
@@ -217,6 +220,7 @@ HEALTHY = {
     "columns of ages": lambda: (
         Mlp(), batch() * torch.tensor([1.0, 40.0] * 8) + torch.tensor([0.0, 100.0] * 8),
     ),
+    "columns half of which are constant": lambda: (Mlp(), batch() * (torch.arange(16) < 8)),
     "a bag of words": lambda: (Mlp(), (torch.rand(64, 16) < 0.01).float()),
     "one-hot": lambda: (Mlp(), F.one_hot(batch().argmax(1), 16).float()),
     # segments are all the same in healthy batches; words are not

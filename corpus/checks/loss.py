@@ -506,6 +506,16 @@ def logged(o, t):
 ALONE = ("FAULTS",)
 
 
+def squared(output, target):
+    """Return one number a sample."""
+    return (output - target).square().mean(1)
+
+
+def summed(divergence, reduce=torch.mean):
+    """Return a loss a sample, and a divergence beside it."""
+    return Mlp(), batch(), torch.randn(64, 10), lambda o, t: reduce(squared(o, t) + divergence(o))
+
+
 def bootstrapped(of):
     """Return values fitted to a reward and the values of the next states."""
     model, after = Mlp(), batch()
@@ -711,6 +721,10 @@ FAULTS = {
     "logits as targets by hand": (
         lambda: likelihood(torch.randn(64, 10)), "fail", None, "multiplied by targets down to",
     ),
+    "logarithms of no probabilities by hand": (
+        lambda: likelihood(F.one_hot(torch.arange(64) % 10, 10).float(), lambda o: o.exp().log()),
+        "fail", None, "logarithms up to",
+    ),
     **{
         f"an overlap of logits, {union}": (
             lambda union=union: overlap(lambda o: o, union), "fail", None, "an overlap", "both /",
@@ -719,6 +733,9 @@ FAULTS = {
     },
     "targets that are padding as inputs are": (
         lambda: tagged(Free(), CE), "warn", None, "are padding",
+    ),
+    "a divergence summed over the batch": (
+        lambda: summed(lambda o: 0.1 * o.square().sum()), "warn", None, "over the whole batch"
     ),
 }  # fmt: skip
 HEALTHY = {
@@ -766,6 +783,8 @@ HEALTHY = {
     "another network's output": lambda: bootstrapped(lambda _, v: v),
     "a code by a drawn noise": lambda: coded(lambda m, s: m + s * torch.randn_like(s)),
     "a code of bits gone straight through": lambda: hidden(straight=True),
+    "a divergence of each sample": lambda: summed(lambda o: 0.1 * o.square().sum(1)),
+    "a divergence that is a mean": lambda: summed(lambda o: 0.1 * o.square().mean()),
     **{f"free logits, {name}": lambda f=f: cut(f) for name, f in FREE.items()},
     "softplus before binary cross-entropy": lambda: (
         nn.Sequential(nn.Linear(16, 1), nn.Softplus()), batch(), bits(64, 1), bce,

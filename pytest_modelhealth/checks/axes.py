@@ -237,6 +237,10 @@ def _is_own(run: Run, softmax: Vertex) -> bool:
 
 def _nothing_to_normalise(run: Run) -> Faults:
     """Yield what normalises a single value. A sequence of one has one key: that is no fault."""
+    for number, vertex in run.having("among"):
+        if vertex.facts["among"] == 1 and number in run.given:
+            what = "a vector of one value is divided by its length, which leaves its sign"
+            yield number, what, "another dimension was meant", "fail"
     for number, vertex in ((n, v) for n, v in enumerate(run.vertices) if v.has("quotient")):
         value, divisors = vertex.operands[:1], vertex.operands[1:]
         sums = [run.vertices[n] for o in divisors for n in run.before(o, "view", "sum")]

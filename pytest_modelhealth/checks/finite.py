@@ -8,12 +8,14 @@ from dataclasses import replace
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import (
+    at,
     called,
     completed,
     flow_of,
     innermost,
     largest_at,
     leaves,
+    place,
 )
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.operations import having
@@ -37,6 +39,12 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     if not found and observation.loss is not None and not math.isfinite(observation.loss):
         found = [_loss(observation, observation.loss)]
     yield from found or _backward(observation)
+    flow = flow_of(observation)
+    for vertex in (v for v in flow.graph.vertices if v.facts.get("wraps") == (True,)):
+        layer = flow.graph.calls[vertex.call].layer if vertex.call >= 0 else ""
+        message = f"a sum of whole numbers passes the end of their type{at(vertex.line)}"
+        cause = "what is beyond it begins anew: count in int64, `.long()` before it"
+        yield FINITE.fault(place(observation, layer), message, cause=cause, independent=True)
 
 
 def _is_nan_or_positive_inf(statistics: TensorStatistics | None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import ALWAYS
-from pytest_modelhealth.checks.facts import called, flow_of, largest_at, linear_maps
+from pytest_modelhealth.checks.facts import called, flow_of, largest_at, linear_maps, units_of
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating, is_normalization
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
@@ -20,6 +20,7 @@ INPUTS = CHECKS["inputs"]
 _FEWEST_VALUES = 16
 _FEWEST_ROWS = 10
 _FEWEST_SAMPLES = 8
+_FEWEST_OF_COLUMNS = 16
 _WHITE = 255.0
 _IMAGE_CHANNELS = (1, 3, 4)
 _CENTRED = 0.2
@@ -52,10 +53,29 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         if given.count >= _FEWEST_VALUES and given.std > 0.0:
             what = "its inputs" if len(inputs) == 1 else f"the values of {name}"
             yield from _values(observation, given, taker, what, settings["max_input_rms"])
+            yield from _constant_features(root, given, what)
     ids = list(_ids(observation))
     yield from ids
     if not ids and whole.std > 0.0:
         yield from _repeated(root, observation)
+
+
+def _constant_features(root: LayerRecord, given: TensorStatistics, what: str) -> Iterator[Finding]:
+    """Yield columns of a table that hold one value for all samples, if most do and few are rare.
+
+    Of what is sparse, as a bag of words, most are zero in every sample of a batch.
+    """
+    units = units_of(given) if len(given.shape) == 2 else None
+    if units is None or units.observations < _FEWEST_OF_COLUMNS:
+        return
+    is_constant = units.minimum == units.maximum
+    zeros = int((is_constant & (units.maximum == 0.0)).sum()) * units.observations
+    count, varied = int(is_constant.sum()), given.count * (1.0 - is_constant.mean())
+    is_most = 0.5 * len(is_constant) < count < len(is_constant)
+    if is_most and given.zero_count - zeros <= 0.5 * varied:
+        message = f"{count} of {len(is_constant)} columns of {what} are constant over the batch"
+        cause = "columns that did not load, were scaled to nothing or filled in: look at the data"
+        yield INPUTS.fault(root, message, value=float(count), cause=cause, severity="warn")
 
 
 def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Finding]:

@@ -278,19 +278,23 @@ def _targets_by_hand(observation: Observation, flow: Flow) -> Faults:
         is_of_a_loss = vertex.call >= 0 or observation.loss_path is not None
         if not is_of_a_loss or "likelihood" not in vertex.facts:
             continue  # without a loss the output is multiplied by random numbers
-        least, most, total = vertex.facts["likelihood"]
+        of_softmax, least, most, total, highest = vertex.facts["likelihood"]
         made = [vertices[flow.as_it_is(o)[-1]] for o in vertex.operands if not vertices[o].live]
         is_computed = any(m.has("product", "sum") and len(m.operands) > 1 for m in made)
         # -target * log_softmax(output) has its sign on the other side
         is_signed = most > _ROUNDING or any(m.has("never_positive") for m in made)
-        if least < -_ROUNDING and is_signed and not is_computed:
+        if of_softmax and least < -_ROUNDING and is_signed and not is_computed:
             what = f"log-probabilities are multiplied by targets down to {least:.3g}"
             cause = "logits or log-probabilities in the place of probabilities: take their softmax"
             yield f"{what}{at(vertex.line)}", cause, "fail"
-        elif least > 0.0 and most <= 1.0 + _ROUNDING and total > 1.0 + _SMOOTHED:
+        elif of_softmax and least > 0.0 and most <= 1.0 + _ROUNDING and total > 1.0 + _SMOOTHED:
             what = f"log-probabilities are multiplied by targets whose rows sum to {total:.3g}"
             cause = "smoothed targets keep 1 - s of the class, and share s among all"
             yield f"{what}{at(vertex.line)}", cause, "warn"
+        elif least >= 0.0 and abs(total - 1.0) < _ROUNDING < highest:
+            what = f"probabilities are multiplied by logarithms up to {highest:.3g}"
+            cause = "what the logarithm is taken of is above 1: softmax before it is missing"
+            yield f"{what}{at(vertex.line)}", cause, "fail"
 
 
 def _overlaps(observation: Observation, flow: Flow) -> Faults:

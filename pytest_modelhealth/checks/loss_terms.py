@@ -355,8 +355,26 @@ def _draws(observation: Observation, flow: Flow) -> Faults:
             yield f"{what} layer and passes no gradient back", cause, "warn"
 
 
+def _spread(_: Observation, flow: Flow) -> Faults:
+    """Yield sums over the batch that are added to one number a sample."""
+    vertices = flow.graph.vertices
+    for vertex in vertices:
+        count = vertex.facts.get("samples") if vertex.live and not vertex.cuts else None
+        for operand in vertex.operands if count is not None else ():
+            held = operand
+            while vertices[held].has("view", "product", "turns_sign") and vertices[held].operands:
+                held = vertices[held].operands[0]
+            total = vertices[held]
+            sizes = total.facts.get("sizes", ((),))[0] if total.has("total") else ()
+            if sizes[:1] == (count,) and len(total.facts.get("dims", ())) == len(sizes):
+                what = f"a sum over the whole batch{at(total.line)} is added to one number a sample"
+                cause = f"it counts {count} times as much as meant: sum over the other dimensions"
+                cause += " alone, or divide by the number of samples"
+                yield f"{what}{at(vertex.line)}", cause, "warn"
+
+
 _RULES: list[Rule] = [_path, _signs, _dead, _latents, _alike_targets]
-_OF_THE_GRAPH: list[Rule] = [_terms, _targets, _draws]
+_OF_THE_GRAPH: list[Rule] = [_terms, _targets, _draws, _spread]
 
 
 # ---- tasks --------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from pytest_modelhealth.checks.facts import (
     flow_of,
     has_initial_statistics,
     has_moved,
+    learns,
     seems_trained,
 )
 from pytest_modelhealth.checks.loss_terms import Faults
-from pytest_modelhealth.checks.paths import way_to_weights
+from pytest_modelhealth.checks.paths import normalizer, way_to_weights
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Settings, Severity
@@ -35,6 +36,23 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
                 told = {"cause": cause, "severity": grade}
                 yield NORMALIZATION.fault(record, what, independent=True, **told)
         yield from _statistics(record, observation, settings)
+    yield from _cancelled(observation)
+
+
+def _cancelled(observation: Observation) -> Iterator[Finding]:
+    """Tell of biases whose gradient cancels out, as a normalisation behind takes the mean away."""
+    idle: dict[str, str] = {}
+    for record in called(observation):
+        own, passed = record.parameter_gradients.get("bias"), record.gradients
+        if own and passed and passed.norm > 0.0 and own.abs_max < _CANCELLED * passed.norm:
+            norm = normalizer(observation, record) if learns(record) else None
+            idle |= {} if norm is None else {record.name: norm.label}
+    if idle:
+        first, *others = idle
+        what = f"its bias learns nothing: {idle[first]!r} takes away what it adds"
+        what += f" ({len(others)} more like it)" if others else ""
+        told = {"cause": "`bias=False` does the same", "affected": others, "severity": "note"}
+        yield NORMALIZATION.fault(first, what, role="parameter_gradients", tensor="bias", **told)
 
 
 # ---- dropouts, and modes ------------------------------------------------------------------------
@@ -167,6 +185,8 @@ def _expected_rms(record: LayerRecord) -> float:
 
 # ---- scales, and what is normalised over --------------------------------------------------------
 
+_CANCELLED = 1e-5
+"""What rounding leaves of gradients that cancel out, by all of them."""
 _MAX_EPS = 0.01
 """1e-3 is the largest that is usual."""
 _FLATTENED = 0.71

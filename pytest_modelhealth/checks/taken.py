@@ -160,4 +160,13 @@ def _pieces(run: Run) -> Iterator[tuple[int, str, str, bool]]:
             yield number, what, cause, one in pieces
 
 
+def remembered(run: Run) -> Faults:
+    """Yield writes into a plain tensor that the model keeps."""
+    for number, vertex in enumerate(run.vertices):
+        held = (run.vertices[run.flow.as_it_is(n)[-1]].kind for n in vertex.operands)
+        if vertex.facts.get("is_held") and vertex.call >= 0 and Kind.UNKNOWN in held:
+            what = "it writes into a tensor that it keeps, and that is no buffer"
+            yield number, what, "`register_buffer` has it saved and moved with the model", "note"
+
+
 RULES: list[Callable[[Run], Faults]] = [_doubled, _without_effect, _edges, _overwritten, _untaken]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.checks import axes, taken
 from pytest_modelhealth.checks.axes import Faults, Grade, Run
-from pytest_modelhealth.checks.facts import at, members, trainable
+from pytest_modelhealth.checks.facts import at, linear_maps, members, trainable
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
@@ -27,9 +27,9 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     if flow is None or NOTE in flow.notes or not flow.graph.calls:
         return  # what is inferred of equal numbers shows no wiring
     run = _Modules(observation, flow)
-    exact = (_unread, _odd_blocks, *taken.RULES) if flow.is_exact else ()
+    exact = (_unread, _odd_blocks, _one_map, *taken.RULES) if flow.is_exact else ()
     rules = (_never_called, _shared, _switches, _one_row, lost_states)
-    for rule in (*rules, *axes.RULES, *exact):
+    for rule in (*rules, *axes.RULES, taken.remembered, *exact):
         yield from run.findings(rule)
 
 
@@ -261,6 +261,35 @@ def _odd_blocks(run: _Modules) -> Faults:
         cause = "a residual, a norm or a mask left out by a condition or a copied line; or meant so"
         text = f"it {' and '.join(what)}{at(flow.line(layer))}, unlike its siblings"
         yield (layer,), text, f"{cause}: nothing that was seen tells", "warn"
+
+
+# ---- tables asked for one row -------------------------------------------------------------------
+
+
+def _one_map(run: _Modules) -> Faults:
+    """Tell of linear maps in a row with nothing between, which are no more than one.
+
+    A narrow one between is a map of lower rank, which one alone is not.
+    """
+    pairs: dict[str, str] = {}
+    learning = (run.layers[name] for name in run.flow.layers if name in run.layers)
+    maps = {record.name: linear_maps(record) for record in learning if trainable(record)}
+    plain = {
+        name: found[0]
+        for name, found in maps.items()
+        if len(found) == 1 and found[0].tensor == "weight" and len(found[0].weights.shape) == 2
+    }
+    for name, one in plain.items():
+        as_it_is = run.flow.consumers(name, as_it_is=True)
+        behind = plain.get(as_it_is[0]) if len(as_it_is) == 1 else None
+        if behind and one.fan_out >= min(one.fan_in, behind.fan_out):
+            pairs |= {name: as_it_is[0]} if run.flow.consumers(name) == as_it_is else {}
+    if pairs:
+        (name, other), *others = pairs.items()
+        what = f"{other!r} takes what it gives with nothing between: the two are one linear map"
+        what += f" ({len(others)} more like it)" if others else ""
+        cause = "an activation left out, or a head on a head, which does no harm"
+        yield (name, other, *(one for pair in others for one in pair)), what, cause, "note"
 
 
 # ---- tables asked for one row -------------------------------------------------------------------

@@ -99,6 +99,7 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
     zero, trial = zero_parameters(observation), _trial(observation)
     if trial is not None:
         lasting = {name for one in trial.partings if one.kind == ZERO for name in one.names}
+        yield from _opened({name: one for name, one in zero.items() if name not in lasting})
         zero = {name: record for name, record in zero.items() if name in lasting}
     if not zero:
         return
@@ -137,6 +138,19 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
         own = [full for name in ends if records[name] is record for full in names[name]]
         tensors = [full.rpartition(".")[2] for full in own]
         yield _finding(record, tensors, way, affected, observation)
+
+
+def _opened(zero: dict[str, LayerRecord]) -> Iterator[Finding]:
+    """Tell of the gradients that were zero at first alone: a closed gate, a branch of zero."""
+    for first, *others in [[*zero]] if zero else ():
+        more = f" and of {len(others)} more" if others else ""
+        yield MISSING_GRADIENTS.fault(
+            zero[first],
+            f"the gradient of {first}{more} is exactly zero, until a step of training",
+            cause="a gate or a branch starts at zero and opens, as adapters do by design",
+            affected={zero[name].name for name in others} - {zero[first].name},
+            severity="note",
+        )
 
 
 def _is_by_design(name: str, record: LayerRecord, run: Observation, is_routed: bool) -> bool:

@@ -78,22 +78,41 @@ def _number(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], res
 def _times(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
     """Of a product with logarithms, or a log_softmax, also the ends of what stands beside them.
 
-    And what a row of that sums to.
+    And what a row of that sums to, and the largest of the logarithms.
     """
     facts = _number(_, args, kwargs, r)
     tensors = [a for a in args[:2] if isinstance(a, Tensor) and a.ndim > 1 and a.numel()]
     if len(tensors) == 2 and r.requires_grad and tensors[0].shape == tensors[1].shape:
         known, made = sorted(tensors, key=lambda tensor: tensor.requires_grad)
         maker = "" if known.requires_grad or made.grad_fn is None else operation(made.grad_fn)
-        if maker == "log_softmax":
-            facts["likelihood"] = (*known.aminmax(), known.double().sum(-1).mean())
+        if maker in ("log", "log_softmax"):
+            ends, rows = known.aminmax(), known.double().sum(-1).mean()
+            facts["likelihood"] = (maker != "log", *ends, rows, made.detach().max())
     return facts
 
 
+_SMALL = (torch.uint8, torch.int8, torch.int16)
+"""Whole numbers that are soon at their end; those of 32 and 64 bits wrap in a hash on purpose."""
+
+
+def _added(reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
+    """Of an addition also whether it ``wraps``: whether it is more than its type holds."""
+    if isinstance(r, Tensor) and r.dtype in _SMALL and len(args) == 2 and not kwargs:
+        added = args[1].long() if isinstance(args[1], Tensor) else args[1]
+        before = (r - added).to(r.dtype)  # one in place has written over it
+        return {"wraps": ((before.long() + added != r).any(),)}
+    return _sum(reader, args, kwargs, r)
+
+
 def _sum(reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any) -> Facts:
-    """Of a sum also along which dimension rows of a table are added to what lies beside it."""
+    """Of a sum also along which dimension rows of a table are added to what lies beside it.
+
+    And to how many ``samples`` a single number is added, where one stands for each.
+    """
     facts = _number(reader, args, kwargs, r)
     tensors = [a for a in args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
+    if sorted(t.ndim for t in tensors) == [0, 1] and r.requires_grad and len(r) > 1:
+        facts["samples"] = len(r)
     for table in tensors if len(tensors) == 2 and isinstance(r, Tensor) and r.ndim == 3 else ():
         sizes, is_long = (1, *table.shape)[-3:], min(r.shape) > 1
         if is_long and sizes in ((r.shape[0], 1, r.shape[2]), (1, *r.shape[1:])):
@@ -103,7 +122,15 @@ def _sum(reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r
     return facts
 
 
-def _dimensions(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], __: Any) -> Facts:
+def _among(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], __: Any) -> Facts:
+    """Of `normalize` and `cosine_similarity` the number of values in a vector."""
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
+    return {"among": args[0].shape[dim]} if args and isinstance(dim, int) else {}
+
+
+def _dimensions(
+    reader: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: Any
+) -> Facts:
     """Of a reduction the dimensions that it runs along, from 0, and the sizes before them."""
     given = args[0] if args else None
     if not isinstance(given, Tensor):
@@ -113,7 +140,12 @@ def _dimensions(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     if not isinstance(dims, list | tuple) or not dims:
         dims = range(given.ndim)
     along = tuple(d % given.ndim for d in dims) if given.ndim else ()
-    return {"dims": along, "sizes": (tuple(given.shape),)}
+    facts = {"dims": along, "sizes": (tuple(given.shape),)}
+    if isinstance(r, Tensor) and r.dtype in _SMALL:
+        is_count = r.shape == given.shape and along
+        right = given.long().cumsum(along[0]) if is_count else given.long().sum(along).view_as(r)
+        facts["wraps"] = ((right != r).any(),)
+    return facts
 
 
 def _selected(_: FactReader, args: tuple[Any, ...], __: Mapping[str, Any], r: Any) -> Facts:
@@ -164,6 +196,8 @@ _READERS: dict[str, Reader] = {
     **dict.fromkeys(having("product"), _times),
     **dict.fromkeys(having("quotient"), _number),
     **dict.fromkeys(having("sum"), _sum),
+    **dict.fromkeys(having("sum") - having("difference", "matrix"), _added),
+    **dict.fromkeys(("normalize", "cosine_similarity"), _among),
     **dict.fromkeys(having("total", "average"), _dimensions),
     "multi_head_attention_forward": _masks,
     **dict.fromkeys(("matmul", "bmm", "mm", "einsum", "mv"), _product),
