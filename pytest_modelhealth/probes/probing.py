@@ -205,8 +205,3 @@ def judge(
         severity="warn" if kind.may_be_meant else "fail",
         details=details,
     )
-
-
-def has_own_functions(observation: Observation, settings: Settings) -> bool:
-    """Whether a custom function of autograd ran."""
-    return observation.own_functions

@@ -130,7 +130,6 @@ class Rows(list[Row]):
         # those that have not returned, the innermost last; the first is none
         self.running = [OpenCall("")]
         self.notes: dict[str, None] = {}
-        self.own_functions: dict[int, int] = {}  # the user's own, by the number of their node
 
     def add(
         self,
@@ -193,5 +192,4 @@ class Rows(list[Row]):
         for call in self.calls:
             named = call.name, call.type_name, call.parent, last[call.call]
             calls.append(Call(*named, call.operands, call.outputs, line_of(call.place)))
-        own = tuple(vertex for _, vertex in sorted(self.own_functions.items()))
-        return Graph(tuple(vertices), tuple(calls), outputs, loss, tuple(self.notes), own)
+        return Graph(tuple(vertices), tuple(calls), outputs, loss, tuple(self.notes))
