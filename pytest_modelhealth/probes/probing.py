@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,6 @@ from pytest_modelhealth.probes.conventions import (
 )
 from pytest_modelhealth.probes.intervening.batches import copied
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import Finding, Observation, Outcome, Parting, Probed, ProbeRecord
 from pytest_modelhealth.settings import APPLICABLE, Settings
 from pytest_modelhealth.wings import wing
@@ -63,10 +62,10 @@ class Probing:
             return observation
         runs = Runs(self._engine, self._request, observation, self._settings, self._conventions)
         ends = _ends(runs, [probe.name for probe in unasked])
-        records = [
-            _record(name, experiment, runs, ends.get(name))
-            for name, experiment in track(list(chosen.items()), "probing")
-        ]
+        items: Iterable[tuple[str, str]] = [*chosen.items()]
+        if chosen.keys() - ends.keys():  # the others take no time
+            items = wing("progress:track")(items, "probing")
+        records = [_record(name, asked, runs, ends.get(name)) for name, asked in items]
         kinds = {(p.name, kind): said for p in unasked for kind, said in p.kinds.items()}
         quiet = {kind for kind, said in kinds.items() if said.is_asked_for}
         for number, one in enumerate(records):
@@ -205,3 +204,12 @@ def judge(
         severity="warn" if kind.may_be_meant else "fail",
         details=details,
     )
+
+
+def has_alike_samples(observation: Observation, settings: Settings) -> bool:
+    """Whether samples are alike in a model that is not trained, where it may be on purpose."""
+    deviation = observation.sample_deviation
+    if deviation is None or deviation >= settings["min_sample_deviation"].value:
+        return False
+    is_called_for: Callable[..., bool] = wing("probes.intervening.alike:is_called_for")
+    return is_called_for(observation, settings)

@@ -138,12 +138,14 @@ def test_sizes_that_coincide_hide_nothing(
     assert not [one for one in report.inconclusive if one.check in probes]
 
 
-def test_a_model_that_takes_no_fewer_samples_is_run_whole() -> None:
-    """With a graph, which one that differentiates inside needs."""
+@pytest.mark.parametrize(("refused", "ran"), [(7, [8, 7, 7, 8, 4]), (0, [8, 7, 7, 3])])
+def test_a_model_is_run_as_it_can_be(refused: int, ran: list[int]) -> None:
+    """With a graph where it differentiates inside, and whole where it takes no fewer samples."""
 
     class Bound(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             sizes.append(len(x))
+            assert len(x) != refused
             slope = torch.autograd.grad(super().forward(x.requires_grad_()).sum(), x)[0]
             return super().forward(x) + slope.sum(1, keepdim=True)
 
@@ -152,7 +154,7 @@ def test_a_model_that_takes_no_fewer_samples_is_run_whole() -> None:
         SQUARE[0], target=torch.arange(8) % 3, loss=F.cross_entropy, probes="applicable"
     )
     assert report.observation.probes["sample_independence"].outcome is Outcome.JUDGED
-    assert sizes == [8, 7, 8, 4]
+    assert sizes == ran
 
 
 def test_the_fixture_probes_and_a_script_does_not(inspector: Any) -> None:

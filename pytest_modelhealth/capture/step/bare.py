@@ -84,6 +84,11 @@ class Beside:
         """Whether parameters have no values before the first run."""
         return bool(self._state.lazy)
 
+    @property
+    def may_train(self) -> bool:
+        """Whether a module is in training mode."""
+        return any(getattr(module, "training", True) for module in self._state.modules)
+
     @contextmanager
     def put_back(
         self, batch: Any, *, evaluation: bool, watched: bool = False, fused: bool = False

@@ -272,7 +272,9 @@ def _integer_views(storage: Any, parts: list[Tensor]) -> Iterator[Tensor]:
     part = parts[0]
     is_plain = part.dtype in _PLAIN and not part.is_nested and part.is_contiguous()
     if is_plain and len(parts) == 1 and not part.is_neg():  # most tensors, in less time
-        yield part.data.view(_INTEGERS[part.itemsize])  # with a version of its own
+        flat = part.data.view(-1)  # with a version of its own
+        is_even = flat.nbytes % 8 == 0 == flat.storage_offset() * flat.itemsize % 8
+        yield flat.view(torch.int64 if is_even else _INTEGERS[flat.itemsize])
         return
     spans = []
     for part in parts:

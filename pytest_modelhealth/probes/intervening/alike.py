@@ -47,7 +47,7 @@ _HEALED = 3.0
 
 
 def is_called_for(observation: Observation, settings: Settings) -> bool:
-    """Whether samples are alike in a model that is not trained: then they may be on purpose."""
+    """Whether samples are alike in a model that is not trained."""
     return are_alike(observation, settings) and not seems_trained(observation)
 
 

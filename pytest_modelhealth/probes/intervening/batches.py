@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -222,3 +224,28 @@ def copied(value: Any, *changes: Values) -> Any:
             copies[id(tensor)] = tensor.detach().clone()
         copies[id(tensor)].requires_grad_(tensor.requires_grad)
     return copy.deepcopy(value, copies)
+
+
+def names_of(batch: Batch, model: Any) -> list[str]:
+    """Return what people call the tensors of the batch, in the order of `Batch.tensors`."""
+    given, names = batch.inputs, list[str]()
+    forward = vars(model).get("forward")  # looked up in a script, it would be kept there
+    with suppress(TypeError, ValueError):
+        declared = inspect.signature(forward or partial(type(model).forward, None))
+        names = [p.name for p in declared.parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    names += map(str, range(len(names), len(given.args)))
+    known: dict[int, str] = {}
+    for name, value in [*zip(names, given.args, strict=False), *given.kwargs.items()]:
+        for tensor, path in _paths(value, name):
+            known.setdefault(id(tensor), path)
+    return [known.get(id(tensor), str(n)) for n, tensor in enumerate(batch.tensors)]
+
+
+def _paths(value: Any, name: str) -> Iterator[tuple[Tensor, str]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _paths(part, f"{name}[{key!r}]")
+        return
+    tensors = find_tensors(value)
+    for n, tensor in enumerate(tensors):
+        yield tensor, name if len(tensors) == 1 else f"{name}[{n}]"

@@ -10,17 +10,17 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
-from pytest_modelhealth.probes.intervening.batches import is_number
+from pytest_modelhealth.probes.intervening.batches import Samples, is_number, permutation
 from pytest_modelhealth.probes.intervening.future import asked_sequence, permuted
-from pytest_modelhealth.probes.intervening.leaks import Change, effects
+from pytest_modelhealth.probes.intervening.leaks import Change, effects, rows_of
 from pytest_modelhealth.probes.intervening.padding import padding_in
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.probes.intervening.samples import reordered
 
 
 def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableError]:
@@ -42,6 +42,19 @@ def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableE
             if changes and _leave_alone_what_they_should(runs, [*changes.values()]):
                 ends |= {name: Effects(change.text) for name, change in changes.items()}
     return ends
+
+
+def reordered(samples: Samples, *, halved: bool = False) -> Change:
+    """Return the change to another order, of all of them or of half."""
+    count = samples.number
+    order = permutation(count)[: max(2, count // 2) if halved else count]
+
+    def same(tensor: Tensor) -> Iterator[Tensor]:
+        if count in tensor.shape:
+            yield tensor.new_ones((), dtype=torch.bool)
+
+    rows = partial(rows_of, order, count)
+    return Change("samples permuted", samples.select(order), same, rows=rows)
 
 
 def _causality(runs: Runs) -> Change | None:
@@ -74,6 +87,11 @@ def _leave_alone_what_they_should(runs: Runs, changes: list[Change]) -> bool:
     of_loss, rows = any(change.of_loss for change in changes), changes[-1].rows
     every = Change("all changes at once", values, same, of_loss, rows=rows)
     seen = effects(runs, every, lacking="no output has rows", must_move=False)
-    read = [gradient for gradient in runs.base.read if gradient is not None and of_loss]
-    count = len(read) or sum(map(is_number, runs.base.outputs))
-    return len(seen) == count and not any(one.difference.effect > 0.0 for one in seen)
+    judged, read = {one.output for one in seen}, runs.read if of_loss else ()
+    is_read = any(gradient is not None for gradient in read)
+    has_others = any(
+        any(any(True for _ in change.same(output)) for change in changes)
+        for n, output in enumerate(runs.base.outputs)
+        if is_number(output) and n not in judged and not (is_read and read[n] is None)
+    )
+    return not (has_others or any(one.difference.effect > 0.0 for one in seen))

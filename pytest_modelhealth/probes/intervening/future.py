@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import is_mask, permutation
-from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, parting, readings
+from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, readings
 from pytest_modelhealth.probes.intervening.padding import real_side
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Parting
+from pytest_modelhealth.wings import wing
 
 _SHORTEST = 4
 _MOST_CUT = 4
@@ -71,7 +71,11 @@ def asked_sequence(runs: Runs) -> Sequence:
     """
     if runs.batch.conventions.causal is False:
         raise NotApplicableError("causal=False says that outputs may see later inputs")
-    sequence = _promised(runs) if runs.batch.conventions.causal else _predicted(runs)
+    is_said, given = runs.batch.conventions.causal, find_tensors(runs.whole.target)
+    has_ids = any(not t.is_floating_point() for t in runs.whole.tensors)
+    if is_said or has_ids or any(tensor.ndim > 1 for tensor in given):
+        _ = runs.read  # first, as it may need the whole batch
+    sequence = _promised(runs) if is_said else _predicted(runs)
     if sequence is None:
         raise NotApplicableError(
             "the target is no input one step later; if no output may depend on later inputs, say "
@@ -103,6 +107,7 @@ def what_early_steps_see(runs: Runs) -> Effects:
         return Effects(change.text, _of_a_wrong_shift(runs, change, sequence))
     if sequence.shift < 1:
         raise NotApplicableError("the target is the input, and the model sees all of it")
+    parting = wing("probes.intervening.partings:parting")  # a healthy test needs none
     return Effects(change.text, [parting(runs, change, worst)])
 
 
@@ -116,7 +121,7 @@ def _of_a_wrong_shift(runs: Runs, change: Change, sequence: Sequence) -> list[Pa
     after, axis = runs.forward(runs.batch.copy(change.values)), sequence.axis
     sees = [
         not torch.equal(a.select(axis, sequence.half), b.select(axis, sequence.half))
-        for a, b, read in zip(runs.base.outputs, after.outputs, runs.base.read, strict=False)
+        for a, b, read in zip(runs.base.outputs, after.outputs, runs.read, strict=False)
         if a.ndim > axis + 1 and a.shape[axis] == sequence.length and read is not None
     ]
     if not any(sees):
@@ -198,11 +203,13 @@ def _predicted(runs: Runs) -> Sequence | None:
     flat at the last output alone.
     """
     labels, inputs = find_tensors(runs.batch.target), list(enumerate(runs.batch.tensors))
-    for name, value in Inputs.of(runs.batch.inputs).kwargs.items():
+    given = set(map(id, find_tensors(runs.batch.inputs.args)))
+    for name, value in runs.batch.inputs.kwargs.items():
         if any(word in name.lower() for word in _LABELS):
-            own = find_tensors(value)
-            inputs = [(n, t) for n, t in inputs if not any(t is one for one in own)]
-            labels += own
+            labels += find_tensors(value)
+        else:
+            given |= set(map(id, find_tensors(value)))  # which may be labels, too
+    inputs = [(n, t) for n, t in inputs if id(t) in given]
     dim = runs.batch.conventions.time_dim
     places = [
         (number, tensor, axis)
@@ -231,7 +238,7 @@ def _is_flat_at_the_end(runs: Runs, axis: int, length: int) -> bool:
     """Whether the loss reads all outputs but the last, as one that shifts inside does."""
     return any(
         not g.select(axis, -1).any() and bool(g.select(axis, -2).any())
-        for g in runs.base.read
+        for g in runs.read
         if g is not None and g.ndim > axis and g.shape[axis] == length
     )
 
@@ -241,7 +248,7 @@ def _asked_for(runs: Runs) -> Iterator[Tensor]:
 
     Where it asks for none they are negative.
     """
-    for gradient in (g for g in runs.base.read if g is not None and g.ndim == 3):
+    for gradient in (g for g in runs.read if g is not None and g.ndim == 3):
         for axis in (2, 1):
             yield gradient.argmin(axis).masked_fill(~gradient.ne(0).any(axis), -1)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.batches import SEED, is_mask, is_number
-from pytest_modelhealth.probes.intervening.leaks import Change, Place, along, effects, parting
+from pytest_modelhealth.probes.intervening.batches import SEED, is_mask, is_number, names_of
+from pytest_modelhealth.probes.intervening.leaks import Change, along, effects
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.probes.intervening.samples import names_of
+from pytest_modelhealth.wings import wing
 
 _KEPT = ("label", "target")
 _LENGTHS = "len"
@@ -46,7 +46,7 @@ def what_padding_does(runs: Runs) -> Effects:
         change = by_rows
     else:  # nothing looks the ids up: they are changed themselves
         seen = effects(runs, change, lacking=lacking, must_move=False)
-    if not any(gradient is not None for gradient in runs.base.read):  # a last state may be unused
+    if not any(gradient is not None for gradient in runs.read):  # a last state may be unused
         shapes = [runs.base.outputs[one.output].shape for one in seen]
         has = [(steps in s[1:], len(s) > 2) for s in shapes]
         seen = [one for one, has_steps in zip(seen, has, strict=True) if has_steps == max(has)]
@@ -60,7 +60,7 @@ def what_padding_does(runs: Runs) -> Effects:
             change.text,
         )
 
-    def kind(place: Place | None) -> str:
+    def kind(place: Any) -> str:
         taker = place.parting.taker if place is not None else ""
         layers = place.observation.layers if place is not None else {}
         tensor = layers[taker].inputs if taker else place and place.record.activations
@@ -68,6 +68,7 @@ def what_padding_does(runs: Runs) -> Effects:
         merged = {n for of in _MERGED for n in (steps // of, -(-steps // of))}
         return "merged" if len(shape) > 1 and merged & set(shape) else "values"
 
+    parting = wing("probes.intervening.partings:parting")  # a healthy test needs none
     return Effects(change.text, [parting(runs, change, worst, kind)])
 
 
@@ -78,7 +79,9 @@ def padding_in(runs: Runs) -> _Padding:
     """Return the padding that a mask or lengths in the batch show."""
     asked = runs.batch.conventions.padding
     may_show = asked is not None or any(t.ndim == 1 or is_mask(t) for t in runs.batch.tensors)
-    found = names_of(runs) if may_show else [""] * len(runs.batch.tensors)
+    if may_show:
+        _ = runs.read  # first, as it may need the whole batch
+    found = names_of(runs.batch, runs.model) if may_show else [""] * len(runs.batch.tensors)
     names = [name.rpartition("['")[2].removesuffix("']") for name in found]
     why, shows, real = "padding=", -1, None if asked is None else ~asked
     for number, tensor in enumerate(runs.batch.tensors if asked is None else ()):

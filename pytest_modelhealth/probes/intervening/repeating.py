@@ -15,10 +15,10 @@ from pytest_modelhealth.capture.step.guard import restore_random_state
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
-from pytest_modelhealth.probes.intervening.batches import SEED, Samples
-from pytest_modelhealth.probes.intervening.leaks import Change, Place, parting
+from pytest_modelhealth.probes.intervening.batches import SEED, Samples, names_of
+from pytest_modelhealth.probes.intervening.leaks import Change
+from pytest_modelhealth.probes.intervening.partings import Place, parting
 from pytest_modelhealth.probes.intervening.running import Ran, Runs, are_apart, largest_difference
-from pytest_modelhealth.probes.intervening.samples import names_of
 from pytest_modelhealth.report import Parting
 
 _MOVED = 1e-4
@@ -66,7 +66,7 @@ def what_calls_change(runs: Runs) -> Effects:
         seed = Change("another seed", lambda *_: None, lambda _: iter([anywhere]), seed=SEED)
         partings.insert(0, parting(runs, seed, by_seed, _by_what))
     if base.wrote:
-        names = names_of(runs)
+        names = names_of(runs.batch, runs.model)
         detail = ", ".join(f"input {names[number]!r}" for number in base.wrote)
         partings.append(Parting("batch", 1.0, role="inputs", detail=detail))
     return Effects(_AGAIN, partings)

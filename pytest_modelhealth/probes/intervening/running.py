@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -40,13 +40,7 @@ class Ran:
     outputs: list[Tensor] = field(default_factory=list)  # copied
     error: str = ""  # what it raised instead, as text
     wrote: tuple[int, ...] = ()  # which tensors of its batch it wrote to
-    read: list[Tensor | None] = field(default_factory=list)  # the gradient of the loss at each
-    is_unread: bool = False  # whether the loss raised
-
-    @property
-    def fails(self) -> bool:
-        """Whether the model or its loss did not run."""
-        return bool(self.error) or self.is_unread
+    returned: Any = None  # the outputs as the loss takes them
 
 
 @dataclass(eq=False)
@@ -67,6 +61,7 @@ class Runs:
     base_seconds: float = 0.0
     count: Counter[str] = field(default_factory=Counter)
     _base: Ran | None = None
+    _read: list[Tensor | None] | None = None
     _guard: Guard | None = None
     _has_graphs: bool = False
 
@@ -80,11 +75,12 @@ class Runs:
 
     @cached_property
     def batch(self) -> Batch:
-        """The batch that is run again: a few samples where the model and the loss take them."""
+        """The batch that is run again: a few samples where the model takes them."""
         sizes = {n for parameter in self.model.parameters() for n in parameter.shape}
         few = self.whole.few(sizes.union(*(shape[1:] for shape in self.shapes)))
-        if few is not self.whole and not self.takes(few):
-            self._has_graphs = True
+        self._base = self._unchanged(few)
+        if few is not self.whole and self._base.error:
+            self._base = None
             return self.whole
         return few
 
@@ -97,9 +93,10 @@ class Runs:
     def takes(self, batch: Batch) -> bool:
         """Whether the model and the loss take another batch, which is run from now on then."""
         base = self._unchanged(batch)
-        if not base.fails:
-            self.batch, self._base = batch, base
-        return not base.fails
+        read = None if base.error else self._gradients(base, batch)
+        if read is not None:
+            self.batch, self._base, self._read = batch, base, read
+        return read is not None
 
     @property
     def base(self) -> Ran:
@@ -107,18 +104,36 @@ class Runs:
         batch = self.batch
         if self._base is None:
             self._base = self._unchanged(batch)
-        if self._base.fails and not self._has_graphs:  # it may differentiate in its forward
-            self._has_graphs = True
-            self._base = self._unchanged(batch)
         if self._base.error:
             raise UntellableError(f"in evaluation mode the model raises {self._base.error}")
         return self._base
 
+    @property
+    def read(self) -> Sequence[Tensor | None]:
+        """The gradient of the loss at each output of the base; ``None`` where it reads none.
+
+        A loss that does not take so few samples has the whole batch run from now on.
+        """
+        base = self.base
+        while self._read is None:
+            self._read = self._gradients(base, self.batch)
+            if self._read is None and self._has_graphs and self.batch is self.whole:
+                self._read = [None] * len(base.outputs)
+            elif self._read is None:
+                if self._has_graphs:
+                    self.batch = self.whole
+                self._has_graphs, self._base = True, None
+                base = self.base
+        return self._read
+
     def _unchanged(self, batch: Batch) -> Ran:
-        start = time.perf_counter()
-        ran = self.forward(batch.copy(), asked=batch)
-        self.count["forwards"] -= 1
-        self.base_forwards += 1
+        start, forwards = time.perf_counter(), self.count["forwards"]
+        ran = self.forward(batch.copy())
+        if ran.error and not self._has_graphs:  # it may differentiate in its forward
+            self._has_graphs = True
+            ran = self.forward(batch.copy())
+        self.base_forwards += self.count["forwards"] - forwards
+        self.count["forwards"] = forwards
         self.base_seconds += time.perf_counter() - start
         return ran
 
@@ -178,49 +193,37 @@ class Runs:
             finally:
                 self._guard = None
 
-    def forward(self, batch: Inputs, **options: Any) -> Ran:
+    def forward(self, batch: Inputs, seed: int | None = None) -> Ran:
         """Run the model once, as `take` does, and put everything back, or all that is `held`."""
         if self._guard is not None:
             if self.base_forwards or self.count:
                 self._guard.restore_numbers()
-            return self.take(batch, **options)
+            return self.take(batch, seed)
         with self.kept((batch.args, batch.kwargs)):
-            return self.take(batch, **options)
+            return self.take(batch, seed)
 
-    def take(
-        self,
-        batch: Inputs,
-        *,
-        seed: int | None = None,
-        asked: Batch | None = None,
-        evaluation: bool = True,
-    ) -> Ran:
-        """Run the model inside of `kept`.
+    def take(self, batch: Inputs, seed: int | None = None) -> Ran:
+        """Run the model in evaluation mode inside of `kept`, without graphs where it can.
 
         Args:
             batch: what it is given.
             seed: of its random numbers; ``None`` goes on.
-            asked: has the target of its loss, to see where in the outputs that looks.
-            evaluation: whether it runs in that mode, and without graphs where it can.
         """
         ran, arguments = Ran(), changeable((batch.args, batch.kwargs))
         versions = [version(tensor) for tensor in arguments]
-        has_graphs = torch.is_grad_enabled() and (self._has_graphs or not evaluation)
         try:
-            if evaluation:
+            if self._beside.may_train:
                 self.model.eval()  # which may be the user's own
             if seed is not None:
                 torch.manual_seed(seed)
-            with torch.set_grad_enabled(has_graphs):
-                output = self.output(batch)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self._has_graphs):
+                ran.returned = self.output(batch)
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
             ran.error = in_one_line(error)
             return ran
         ran.wrote = tuple(n for n, t in enumerate(arguments) if version(t) != versions[n])
         with torch.no_grad():
-            ran.outputs = [tensor.detach().clone() for tensor in find_tensors(output)]
-        if asked is not None:
-            self._take_loss(output, ran, asked.target)
+            ran.outputs = [tensor.detach().clone() for tensor in find_tensors(ran.returned)]
         return ran
 
     def loss_of(self, output: Any, target: Any) -> Tensor | None:
@@ -230,27 +233,31 @@ class Runs:
             function = TaskLosses(function)
         return compute_loss(output, target, function)
 
-    def _take_loss(self, output: Any, ran: Ran, target: Any) -> None:
-        """Take down the gradient of the loss at each output, where there is one."""
-        outputs = find_tensors(output)
-        ran.read = [None] * len(outputs)
+    def _gradients(self, ran: Ran, batch: Batch) -> list[Tensor | None] | None:
+        """Return the gradient of the loss at each output; ``None`` where it cannot be had so."""
+        outputs = find_tensors(ran.returned)
+        read: list[Tensor | None] = [None] * len(outputs)
+        if not torch.is_grad_enabled():
+            return read
         ends = [t for t in outputs if is_number(t) and not t.requires_grad and t.is_leaf]
-        ran.is_unread = any(t.numel() == 1 for t in ends)  # a loss that the model computes
-        if ran.is_unread or not torch.is_grad_enabled():
-            return
+        if any(t.numel() == 1 for t in ends):  # a loss that the model computes
+            return None
         try:  # the inspection has run this loss; in evaluation it may not
-            for tensor in ends:
-                tensor.requires_grad_()
-            loss = self.loss_of(output, target)
-            if loss is None or (self.request.loss is None and not any(loss is t for t in outputs)):
-                return  # a projection of all that there is
-            wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
-            asked = [outputs[n] for n in wanted]
-            gradients = torch.autograd.grad(loss, asked, allow_unused=True) if asked else ()
-            for number, gradient in zip(wanted, gradients, strict=True):
-                ran.read[number] = gradient
+            with nullcontext() if self._guard is not None else self.kept(()):
+                for tensor in ends:
+                    tensor.requires_grad_()
+                loss = self.loss_of(ran.returned, batch.target)
+                is_own = self.request.loss is not None or any(loss is t for t in outputs)
+                if loss is None or not is_own:
+                    return read  # a projection of all that there is
+                wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
+                asked = [outputs[n] for n in wanted]
+                gradients = torch.autograd.grad(loss, asked, allow_unused=True) if asked else ()
+                for number, gradient in zip(wanted, gradients, strict=True):
+                    read[number] = gradient
+                return read
         except Exception:  # noqa: BLE001 - the user's
-            ran.is_unread = True
+            return None
         finally:
             for tensor in ends:
                 tensor.requires_grad_(False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,42 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.batches import Samples, Values, permutation
+from pytest_modelhealth.probes.intervening.batches import Samples, Values, names_of
+from pytest_modelhealth.probes.intervening.combination import reordered
 from pytest_modelhealth.probes.intervening.leaks import (
-    DESIGN,
     Change,
     Effect,
-    Place,
     moved_by,
-    parting,
     readings,
-    rows_of,
 )
+from pytest_modelhealth.probes.intervening.partings import DESIGN, Place, parting
+from pytest_modelhealth.probes.intervening.positions import tables_met
 from pytest_modelhealth.probes.intervening.running import Runs, are_apart
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import Flow, Graph, Kind
-from pytest_modelhealth.wings import wing
 
 _OVERWRITTEN = "every second sample overwritten"
 NO_EFFECT = "has no effect on the output"
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
-
-
-def reordered(samples: Samples, *, halved: bool = False) -> Change:
-    """Return the change to another order, of all of them or of half."""
-    count = samples.number
-    order = permutation(count)[: max(2, count // 2) if halved else count]
-
-    def same(tensor: Tensor) -> Iterator[Tensor]:
-        if count in tensor.shape:
-            yield tensor.new_ones((), dtype=torch.bool)
-
-    rows = partial(rows_of, order, count)
-    return Change("samples permuted", samples.select(order), same, rows=rows)
 
 
 def overwritten(samples: Samples) -> list[Change]:
@@ -169,7 +151,6 @@ def _by_table(place: Place | None) -> str:
         UntellableError: none does: marks made of the place in a batch, noise from a fixed seed.
     """
     flow = flow_of(place.observation) if place is not None else Flow(Graph)
-    tables_met = wing("probes.intervening.positions:tables_met")  # a healthy test needs none
     for vertex, made_of in tables_met(flow):
         is_own = place and flow.graph.calls[max(vertex.call, 0)].layer == place.parting.layer
         if is_own and not any(v.kind is Kind.CONSTANT and not v.has("constant") for v in made_of):
@@ -224,7 +205,7 @@ def what_inputs_do(runs: Runs) -> Effects:
         raise NotApplicableError("the model returns no tensor on which an input could show")
     rows = torch.arange(samples.number)
     indices = rows - rows % 2, torch.zeros_like(rows), torch.full_like(rows, samples.number - 1)
-    for number, name in enumerate(names_of(runs)):
+    for number, name in enumerate(names_of(runs.batch, runs.model)):
         changes = (partial(_only, number, samples.select(index)) for index in indices)
         change = next(filter(runs.batch.is_changed, changes), None)
         if change is None:
@@ -243,28 +224,3 @@ def what_inputs_do(runs: Runs) -> Effects:
 
 def _only(wanted: int, values: Values, number: int, tensor: Tensor) -> Tensor | None:
     return values(number, tensor) if number == wanted else None
-
-
-def names_of(runs: Runs) -> list[str]:
-    """Return what people call the tensors of the batch, in the order of `Batch.tensors`."""
-    given, names = runs.batch.inputs, list[str]()
-    forward = vars(runs.model).get("forward")  # looked up in a script, it would be kept there
-    with suppress(TypeError, ValueError):
-        declared = inspect.signature(forward or partial(type(runs.model).forward, None))
-        names = [p.name for p in declared.parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
-    names += map(str, range(len(names), len(given.args)))
-    known: dict[int, str] = {}
-    for name, value in [*zip(names, given.args, strict=False), *given.kwargs.items()]:
-        for tensor, path in _paths(value, name):
-            known.setdefault(id(tensor), path)
-    return [known.get(id(tensor), str(n)) for n, tensor in enumerate(runs.batch.tensors)]
-
-
-def _paths(value: Any, name: str) -> Iterator[tuple[Tensor, str]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _paths(part, f"{name}[{key!r}]")
-        return
-    tensors = find_tensors(value)
-    for n, tensor in enumerate(tensors):
-        yield tensor, name if len(tensors) == 1 else f"{name}[{n}]"
