@@ -107,7 +107,6 @@ def _record(
         experiment: what changes something and runs again, ``module:function`` of `intervening`.
         end: how it ends, where that is known without.
     """
-    probe: Callable[[Runs], Effects] = wing(f"probes.intervening.{experiment}")
     runs.count.clear()
     base, start = runs.base_seconds, time.perf_counter()
     reason, outcome, changed, notes = runs.why_not, Outcome.NOT_TOLD, "", tuple[str, ...]()
@@ -116,7 +115,7 @@ def _record(
         if isinstance(end, UntellableError):
             raise end
         if not reason:
-            changed, partings, notes = end or probe(runs)
+            changed, partings, notes = end or wing(f"probes.intervening.{experiment}")(runs)
             outcome = Outcome.JUDGED
     except UntellableError as end:
         if isinstance(end, NotApplicableError):

@@ -6,15 +6,19 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pytest_modelhealth.checks.check import Check
-from pytest_modelhealth.checks.judging.diagnosis import Unfitted, diagnose, why_nothing
+from pytest_modelhealth.checks.facts import called, flow_of, is_unfitted, trainable
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
-from pytest_modelhealth.report import Finding, Grade, Judgement, Observation
+from pytest_modelhealth.report import Finding, Grade, Judgement, Observation, Status
 from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.settings import Settings
+
+_BACKWARD_ROLES = ("gradients", "parameter_gradients")
+_STATE_ROLES = ("parameters", "buffers")
 
 
 def judge(observation: Observation, settings: Settings) -> Judgement:
@@ -149,6 +153,10 @@ def _folded(
     observation: Observation, findings: list[Finding], settings: Settings, unfitted: Unfitted
 ) -> list[Finding]:
     """Return the findings with consequences folded, none that fails under one that does not."""
+    if not findings:
+        return []
+    from pytest_modelhealth.checks.judging.diagnosis import diagnose  # where something is wrong
+
     folded = diagnose(observation, findings)
 
     def fails(violation: Finding) -> bool:
@@ -201,3 +209,92 @@ def _waived(findings: Iterable[Finding], settings: Settings, unfitted: Unfitted)
         return shown
     others = [f for f in shown if not (f.grade == "unsure" and unfitted.doubt(f))]
     return [unfitted.line(explained), *others]
+
+
+def why_nothing(observation: Observation, *, gradients: bool) -> Finding | None:
+    """Return why nothing could be judged, or no gradient where they were asked for, if so.
+
+    Gradients are left out by ``backward=False`` and by a ``watch()`` without them. A model that has
+    no parameters has nothing to learn. The loss that a model returns is an output of it, and has a
+    gradient of one.
+    """
+    ran = [record for record in called(observation) if "activations" in record.watched]
+    numbers = [
+        record.status is not Status.UNSUPPORTED
+        if record.activations is None
+        else record.activations.count > 0
+        for record in ran
+    ]
+    is_silent = bool(ran) and ran[0].name == "" and ran[0].reason.endswith(", no tensor")
+    if ran and (is_silent or not any(numbers)):
+        reason = f"nothing came ({ran[0].reason}): return what it computes, consume generators"
+        if ran[0].activations is not None:
+            reason = "every activation is empty: the batch has no samples; give at least one"
+        elif "meta device" in ran[0].reason:
+            reason = f"no layer that ran returned a number to judge ({ran[0].reason}); move model "
+            reason += "and batch to a device with values, such as the CPU"
+        return Finding("observation", ran[0].name, message=reason, grade="unsure")
+    if only := observation.outputs_only:
+        reason = f"its inputs and outputs alone were judged, and no layer inside: {only}"
+        return Finding("observation", "", message=reason, grade="unsure")
+    back = [r for r in called(observation) if not r.watched.isdisjoint(_BACKWARD_ROLES)]
+    reason = observation.no_gradients
+    seen = any(r.parameter_gradients or (r.name and r.gradients is not None) for r in back)
+    if observation.backward and any(map(trainable, back)) and not seen:
+        reason = reason or "the backward pass reached no layer; compute the loss from the output"
+    if not (gradients and back and reason):
+        return None
+    text = f"no gradient could be judged: {reason}, or say backward=False"
+    return Finding("observation", "", message=text, grade="unsure")
+
+
+class Unfitted:
+    """The batch normalisations of one observation that have seen no batch.
+
+    In evaluation mode such a model is as deep as it looks: its activations grow, fade or line up
+    layer by layer, and so do its gradients, with nothing wrong.
+    """
+
+    def __init__(self, observation: Observation, checks: Iterable[Check]) -> None:
+        self._observation = observation
+        self._checks = frozenset(check.name for check in checks if check.reads_scale)
+
+    def explain(self, violation: Finding) -> bool:
+        """Whether depth behind one of them may have brought a violation about.
+
+        Activations are made behind it; gradients pass it on their way back, or begin behind it.
+        """
+        if violation.check not in self._checks or violation.independent:
+            return False
+        is_before = violation.role in _BACKWARD_ROLES and violation.layer in self._before
+        is_behind = any(seen.layer in self._behind for seen in violation.evidence)
+        return violation.role not in _STATE_ROLES and (is_before or is_behind)
+
+    def doubt(self, finding: Finding) -> bool:
+        """Whether a finding was in doubt for other reasons where depth explains it, too."""
+        return finding.check in self._checks and finding.layer in self._behind
+
+    def line(self, explained: list[Finding]) -> Finding:
+        """Return the one line that stands for all that they explain."""
+        first, *others = self._norms
+        so_do = f", as in {len(others)} more" if others else ""
+        every = [violation for root in explained for violation in (root, *root.folded)]
+        checks = ", ".join(dict.fromkeys(violation.check for violation in every))
+        reason = (
+            f"its running mean is 0 and its variance 1, as they start{so_do}, so that evaluation "
+            f"mode normalises nothing, and what depth explains is not judged ({checks}); train "
+            "for a step first, or inspect in training mode"
+        )
+        return Finding("normalization", first, message=reason, grade="unsure")
+
+    @cached_property
+    def _norms(self) -> tuple[str, ...]:
+        return tuple(r.name for r in called(self._observation) if is_unfitted(r))
+
+    @cached_property
+    def _behind(self) -> frozenset[str]:
+        return flow_of(self._observation).reach(*self._norms).union(self._norms)
+
+    @cached_property
+    def _before(self) -> frozenset[str]:
+        return flow_of(self._observation).feeding(*self._norms).union(self._norms)

@@ -17,7 +17,6 @@ from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, 
 from pytest_modelhealth.probes.intervening.padding import real_side
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Parting
-from pytest_modelhealth.wings import wing
 
 _SHORTEST = 4
 _MOST_CUT = 4
@@ -107,7 +106,8 @@ def what_early_steps_see(runs: Runs) -> Effects:
         return Effects(change.text, _of_a_wrong_shift(runs, change, sequence))
     if sequence.shift < 1:
         raise NotApplicableError("the target is the input, and the model sees all of it")
-    parting = wing("probes.intervening.partings:parting")  # a healthy test needs none
+    from pytest_modelhealth.probes.intervening.partings import parting  # where something moves
+
     return Effects(change.text, [parting(runs, change, worst)])
 
 

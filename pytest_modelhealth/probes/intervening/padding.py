@@ -16,7 +16,6 @@ from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, U
 from pytest_modelhealth.probes.intervening.batches import SEED, is_mask, is_number, names_of
 from pytest_modelhealth.probes.intervening.leaks import Change, along, effects
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.wings import wing
 
 _KEPT = ("label", "target")
 _LENGTHS = "len"
@@ -68,7 +67,8 @@ def what_padding_does(runs: Runs) -> Effects:
         merged = {n for of in _MERGED for n in (steps // of, -(-steps // of))}
         return "merged" if len(shape) > 1 and merged & set(shape) else "values"
 
-    parting = wing("probes.intervening.partings:parting")  # a healthy test needs none
+    from pytest_modelhealth.probes.intervening.partings import parting  # where something moves
+
     return Effects(change.text, [parting(runs, change, worst, kind)])
 
 
