@@ -48,6 +48,14 @@ def language(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output.transpose(1, 2), target)
 
 
+class WithLoss(Reader):
+    """Returns its loss beside the logits, as models of transformers do."""
+
+    def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = super().forward(ids)
+        return {"loss": shifting(logits, labels), "logits": logits}
+
+
 def shifting(output: Tensor, target: Tensor) -> Tensor:
     """Return the same, one step ahead."""
     return language(output[:, :-1], target[:, 1:])
@@ -158,10 +166,20 @@ def test_a_model_is_run_as_it_can_be(refused: int, ran: list[int]) -> None:
 
 
 def test_the_fixture_probes_and_a_script_does_not(inspector: Any) -> None:
-    """Two forwards more, of a language model too, none if the probes are off."""
+    """Two forwards more, of a language model too, none if the probes are off.
+
+    So where it computes its loss itself, of labels that are the very tensor of its inputs.
+    """
     model, batch = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(64, 20)
     assert inspector(model).run_inspection(batch).observation.probes.forwards == 2
     causal = inspector(Reader()).run_inspection(IDS, target=NEXT, loss=language)
     assert causal.observation.probes.forwards == 2
+    own = inspector(WithLoss()).run_inspection({"ids": IDS, "labels": IDS})
+    assert own.observation.probes.forwards == 2
+    assert own.observation.probes["causality"].outcome is Outcome.JUDGED
+    sees = Inspector(WithLoss(causal=False)).run_inspection(
+        {"ids": IDS, "labels": IDS}, probes="applicable"
+    )
+    assert [one.check for one in sees.violations] == ["causality"]
     assert not inspector(model).run_inspection(batch, probes=False).observation.probes.records
     assert not Inspector(model).run_inspection(batch).observation.probes.records

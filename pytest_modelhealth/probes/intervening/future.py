@@ -248,9 +248,12 @@ def _asked_for(runs: Runs) -> Iterator[Tensor]:
 
     Where it asks for none they are negative.
     """
+    lengths = {n + shift for t in runs.batch.tensors for n in t.shape[:2] for shift in _SHIFTS}
     for gradient in (g for g in runs.read if g is not None and g.ndim == 3):
         for axis in (2, 1):
-            yield gradient.argmin(axis).masked_fill(~gradient.ne(0).any(axis), -1)
+            if gradient.shape[3 - axis] in lengths:
+                least = gradient.min(axis)
+                yield least.indices.masked_fill(least.values >= 0, -1)
 
 
 def _shift(target: Tensor, tensor: Tensor, axis: int) -> int | None:

@@ -300,16 +300,19 @@ def difference_of(before: Tensor, after: Tensor, same: Tensor | None = None) -> 
     equal = a == b if same is None else (a == b) | ~same
     if bool(equal.all()):  # as a rule, and far cheaper to see
         return Difference(0.0, (), 0.0, 0.0)
-    same = torch.ones((), dtype=torch.bool, device=a.device) if same is None else same
     if a.is_complex():
-        a, b, same = torch.view_as_real(a), torch.view_as_real(b), same.unsqueeze(-1)
-    with torch.no_grad():
+        a, b, equal = torch.view_as_real(a), torch.view_as_real(b), equal.unsqueeze(-1)
+    if a.dtype not in (torch.float32, torch.float64):
         a, b = a.double(), b.double()
+    with torch.no_grad():
         scale = _rms(a) or _rms(b)
         if not math.isfinite(scale):
             return None
-        distance = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-        distance = distance.masked_fill((a == b) | (a.isnan() & b.isnan()) | ~same, 0.0)
+        distance = (a - b).abs_().masked_fill_(equal, 0.0)
+        if not math.isfinite(float(distance.sum())):
+            distance.nan_to_num_(nan=math.inf, posinf=math.inf).masked_fill_(
+                a.isnan() & b.isnan(), 0.0
+            )
         index = int(distance.argmax())
         most, *values = (float(one.reshape(-1)[index]) for one in (distance, a, b))
         place = tuple(int(n) for n in np.unravel_index(index, a.shape))
@@ -318,7 +321,10 @@ def difference_of(before: Tensor, after: Tensor, same: Tensor | None = None) -> 
 
 def _rms(values: Tensor) -> float:
     """Return the root mean square of the finite numbers, NaN where there are none."""
-    return float(values[values.isfinite()].square().mean().sqrt())
+    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    if math.isfinite(norm):
+        return norm / math.sqrt(values.numel())
+    return float(values[values.isfinite()].double().square().mean().sqrt())
 
 
 def least_difference(ways: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Difference | None:
