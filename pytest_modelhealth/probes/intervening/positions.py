@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.bare import converted_batch, copied
-from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.checks.facts import at, flow_of
-from pytest_modelhealth.errors import in_one_line
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import SEED, permutation
@@ -58,28 +56,28 @@ def what_positions_do(runs: Runs) -> Effects:
     lines = list(_lines_of_tables(runs, length))
     if not lines:
         raise NotApplicableError("nothing that differs by step is added to or multiplied with it")
-    model, order = copied(runs.model).double().eval(), permutation(length)
+    model, order = copied(runs.model).double(), permutation(length)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.numel() and parameter.amin() == parameter.amax():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    ran = list[list[Tensor]]()
-    for index in (torch.arange(length), order):
-        batch = runs.batch.copy(
-            lambda _, t: t.index_select(_AT, index.to(t.device)) if t.ndim > 1 else None  # noqa: B023
-        )
-        args, kwargs = converted_batch((batch.args, batch.kwargs), torch.float64)
-        with runs.kept((args, kwargs)), torch.no_grad():
-            try:
-                runs.count["forwards"] += 1
-                output = find_tensors(Inputs(*args, **kwargs).call(model))
-            except Exception as error:  # the user's, in another dtype
-                raise UntellableError(f"in float64 it raises {in_one_line(error)}") from error
-        ran.append([tensor.clone() for tensor in output if tensor.is_floating_point()])
-    if not ran[0] or any(tensor.dtype is not torch.float64 for tensor in ran[0]):
+
+    def permuted(_: int, tensor: Tensor) -> Tensor | None:
+        return tensor.index_select(_AT, order.to(tensor.device)) if tensor.ndim > 1 else None
+
+    def in_double(_: int, tensor: Tensor) -> Tensor | None:
+        return tensor.double() if tensor.is_floating_point() else None
+
+    request = replace(runs.request, model=model)
+    doubled = replace(runs, request=request, _base=None, _read=None, _guard=None)
+    ran = [doubled.forward(runs.batch.copy(*first, in_double)) for first in ((), (permuted,))]
+    if error := ran[0].error or ran[1].error:
+        raise UntellableError(f"in float64 it raises {error}")
+    before, after = ([t for t in one.outputs if t.is_floating_point()] for one in ran)
+    if not before or any(tensor.dtype is not torch.float64 for tensor in before):
         raise UntellableError("it computes in another dtype whatever it is given")
-    if not all(_follows(*pair, order) for pair in zip(ran[0], ran[1], strict=True)):
+    if not all(_follows(*pair, order) for pair in zip(before, after, strict=True)):
         return Effects(_TEXT)
     return Effects(_TEXT, [Parting("order", 0.0, line=lines[0], detail=at(lines[0]))])
 
