@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
@@ -32,7 +33,6 @@ from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Judgement, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import Waiver
-from pytest_modelhealth.tolerance import RECORDING, Calibration, observed
 from pytest_modelhealth.wings import MissingWingError, wing
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 
 _NEXT_CALL = "; the batch goes into the next call: inspector(model).run_inspection(batch)"
+
+
+RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=False)
+"""Whether a test that records a snapshot is running: its inspectors calibrate."""
 
 
 class Inspector(NamesItsAttributes):
@@ -111,7 +115,7 @@ class Inspector(NamesItsAttributes):
         self._on_report = on_report
         self._on_run: Callable[[], object] | None = None
         self._calibrate = RECORDING.get() if calibrate is None else calibrate
-        self._calibration = Calibration()
+        self._calibration: Any = None
         self._ranks = ranks
         self._selection = Selection()
         self._report: HealthReport | None = None
@@ -529,7 +533,7 @@ class Inspector(NamesItsAttributes):
         raise InspectionError(f"an inspector is not called itself{_NEXT_CALL}")
 
     def _begin(self) -> None:
-        self._calibration = Calibration()
+        self._calibration = wing("tolerance:Calibration")() if self._calibrate else None
         if self._on_run is not None:
             self._on_run()
 
@@ -563,12 +567,13 @@ class Inspector(NamesItsAttributes):
 
     def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
         request = replace(request, collectors=collectors)
-        company, run, again = self._company(), self._engine.run, observed
+        company, run = self._company(), self._engine.run
         if company is not None:
-            again, run = company.observed, partial(company.observed, run=run)
+            run = partial(company.observed, run=run)
         with hinted(request):
             seen = run(request)
-        if self._calibrate:
+        if self._calibration is not None:
+            again = wing("tolerance:observed") if company is None else company.observed
             self._calibration.add(request, seen, again)
         return seen
 
@@ -580,7 +585,7 @@ class Inspector(NamesItsAttributes):
         return joined(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
 
     def _reported(self, observation: Observation, settings: Settings) -> HealthReport:
-        noise = self._calibration.noise(observation)
+        noise = None if self._calibration is None else self._calibration.noise(observation)
         report = HealthReport(observation, settings, _judged, noise, renderer=renderer)
         self._note_report(report)
         return report

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -65,9 +64,6 @@ def perturbed(
     inputs = perturbed_batch(request.inputs, epsilon, seed)
     return replace(request, model=perturbed_copy(module, epsilon, seed, coarser), inputs=inputs)
 
-
-RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=False)
-"""Whether a test that records a snapshot is running: its inspectors calibrate."""
 
 LOSS = ("", "loss", "")
 

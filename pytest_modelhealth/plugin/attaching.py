@@ -91,7 +91,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @contextmanager
 def _measuring_noise() -> Generator[None, None, None]:
-    from pytest_modelhealth.tolerance import RECORDING  # brings torch
+    from pytest_modelhealth.inspector import RECORDING  # brings torch
 
     token = RECORDING.set(True)
     try:
