@@ -200,11 +200,11 @@ def permutation(count: int) -> Tensor:
 
 def changeable(value: Any) -> list[Tensor]:
     """Return the tensors in arguments or a target that can have other values, in order."""
-    return [
-        tensor
-        for tensor in find_tensors(value)
-        if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
-    ]
+    return [tensor for tensor in find_tensors(value) if _is_plain(tensor)]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
 def copied(value: Any, *changes: Values) -> Any:
@@ -213,18 +213,16 @@ def copied(value: Any, *changes: Values) -> Any:
     Raises:
         Exception: whatever an object of the user's raises where it is copied.
     """
-    copies = dict[int, Tensor]()
-    with torch.no_grad():
-        for number, tensor in enumerate(changeable(value)):
-            now = tensor.detach()
-            for change in changes:
-                other = change(number, now)
-                now = now if other is None else other
-            copies[id(tensor)] = now.clone() if now.data_ptr() == tensor.data_ptr() else now
-    for tensor in find_tensors(value):  # of sparse and nested ones torch makes no deep copy
-        if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.detach().clone()
-        copies[id(tensor)].requires_grad_(tensor.requires_grad)
+    copies, number = dict[int, Tensor](), 0
+    for tensor in find_tensors(value):
+        now, is_plain = tensor.detach(), _is_plain(tensor)
+        for change in changes if is_plain else ():
+            other = change(number, now)
+            now = now if other is None else other
+        number += is_plain
+        # of sparse and nested ones torch makes no deep copy
+        is_same = not is_plain or now.data_ptr() == tensor.data_ptr()
+        copies[id(tensor)] = (now.clone() if is_same else now).requires_grad_(tensor.requires_grad)
     return copy.deepcopy(value, copies)
 
 

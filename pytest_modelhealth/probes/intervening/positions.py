@@ -12,7 +12,7 @@ from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.checks.facts import at, flow_of
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.batches import SEED, permutation
+from pytest_modelhealth.probes.intervening.batches import SEED, is_number, permutation
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import Flow, Kind, Vertex
@@ -67,7 +67,8 @@ def what_positions_do(runs: Runs) -> Effects:
         return tensor.index_select(_AT, order.to(tensor.device)) if tensor.ndim > 1 else None
 
     def in_double(_: int, tensor: Tensor) -> Tensor | None:
-        return tensor.double() if tensor.is_floating_point() else None
+        wide = torch.promote_types(tensor.dtype, torch.float64)
+        return tensor.to(wide) if is_number(tensor) else None
 
     request = replace(runs.request, model=model)
     doubled = replace(runs, request=request, _base=None, _read=None, _guard=None)
