@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 
 _NEXT_CALL = "; the batch goes into the next call: inspector(model).run_inspection(batch)"
 
-
-RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=False)
-"""Whether a test that records a snapshot is running: its inspectors calibrate."""
+RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=False)  # a test records a snapshot
 
 
 class Inspector(NamesItsAttributes):

@@ -35,8 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         command.set_defaults(run=module.run)
     given = parser.parse_args(arguments)
     try:
-        status: int = given.run(given)
+        return int(given.run(given))
     except (InspectionError, SettingsError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)  # noqa: T201
         return WRONG_USE
-    return status

@@ -40,14 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
         InspectionError: a file cannot be read or written, or the runs cannot be compared.
     """
     read, using = wing("runs.run:read"), wing("runs.run:using")
-    grade, render = (
-        wing("runs.difference.inspections:Grade"),
-        wing("runs.difference.writers:render"),
-    )
+    grade = wing("runs.difference.inspections:Grade")
     compare = wing("runs.difference.comparing:compare")
     with using(arguments.base, arguments.head):
         difference = compare(read(arguments.base), read(arguments.head))
-        text = render(difference, arguments.format)
+        text = wing("runs.difference.writers:render")(difference, arguments.format)
     if arguments.output is None:
         encoding = sys.stdout.encoding or "utf-8"
         # a terminal that cannot show a letter shows its escape
