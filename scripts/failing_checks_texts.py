@@ -102,6 +102,7 @@ REPAIRS = {
     "activation_scale": "Normalise before or after each block, or take the factor out.",
     "task_balance": "Measure each target in units of its own spread, or weigh the losses.",
     "grad_norm": "Use ReLU or GELU, residual connections, or a normalisation in each block.",
+    "custom_backward": "Derive it again, and hold it against `torch.autograd.gradcheck` in float64.",
     "input_effect": "Follow the input through the forward: something that does not depend on it stands in its way. The probe only notes it, as inputs without effect may be meant; a test that minds asks for the notes.",
     "headroom": "Take the largest out before dividing, keep this part in float32, or plan for bfloat16, which has the range.",
     "removable_units": "Cut them out, as [removable units](../how-to/removable.md#cut-them-out) shows.",

@@ -104,14 +104,16 @@ def callers(names: str, attributes: str = "$", *, arguments: int = 0) -> set[str
 def test_one_place_calls_what_is_the_users() -> None:
     """A model and a step are called by `Inputs.call`, a loss by `compute_loss`.
 
-    Probes have a `forward` of `Runs`, flows one of graphs; a `step` of numbers is their spacing.
+    What is `forward` by itself passes on a call that the user's code makes of a function of
+    autograd. Probes have a `forward` of `Runs`, flows one of graphs; a `step` of numbers is their
+    spacing.
     """
     assert callers("model|module|net", "_model|_module|training_step|validation_step") == {
         "capture/step/batch.py"
     }
     assert callers("loss|_called", "_loss") == {"capture/step/loss.py"}
     assert callers("step", "_?step", arguments=2) == set()
-    assert callers("forward") == set()
+    assert callers("forward") == {"probes/intervening/own_backwards.py"}
     assert callers("backward|closure") == {
         "capture/step/run.py",
         "training/stepping/givers/lightning.py",

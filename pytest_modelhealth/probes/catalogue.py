@@ -289,3 +289,34 @@ PROBES.add(
     severity="warn",
     role="inputs",
 )
+
+PROBES.add(
+    "custom_backward",
+    rank=42,
+    summary="The backward of a custom autograd.Function gives the slope of its forward.",
+    experiment="own_backwards:what_backwards_give",
+    role="gradients",
+    settings=(
+        Setting(
+            "max_slope_error",
+            float,
+            default=0.01,
+            minimum=5e-3,
+            help="largest difference between a custom gradient and the slope, by the larger of the "
+            "two (right ones: 1e-6 in float64)",
+            per_layer=False,
+        ),
+    ),
+    said="the backward of the custom autograd.Function {detail}",
+    kinds={
+        "factor": Kind("a sign or a constant factor"),
+        "transpose": Kind("the transpose of what is given is right"),
+        "order": Kind("backward returns the gradients of its arguments in another order"),
+        "approximation": Kind(
+            "a term is missing from backward, or a mask, or a wrong tensor was saved for it; an "
+            "approximation on purpose, as straight through, looks the same",
+            may_be_meant=True,
+        ),
+    },
+    called_for="probes.probing:has_own_functions",
+)

@@ -212,3 +212,8 @@ def has_alike_samples(observation: Observation, settings: Settings) -> bool:
         return False
     is_called_for: Callable[..., bool] = wing("probes.intervening.alike:is_called_for")
     return is_called_for(observation, settings)
+
+
+def has_own_functions(observation: Observation, settings: Settings) -> bool:
+    """Whether a custom function of autograd ran."""
+    return observation.own_functions

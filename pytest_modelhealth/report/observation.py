@@ -534,6 +534,7 @@ class Observation:
         stepped: what a training step did; ``None`` where none was run.
         course: how a training went that was watched; ``None`` where none was.
         given: the tensors that the model was called with, those of the first batch.
+        own_functions: whether a custom `torch.autograd.Function` of the user's took part.
         has_zero_gradients: whether a parameter, or rows or columns of one that are zero, may have a
             gradient of exactly zero: it is known without a look at the layers.
         sample_deviation: by how much samples deviate from each other, relative to the deviation of
@@ -571,6 +572,7 @@ class Observation:
     stepped: Stepped | None = None
     course: Course | None = None
     given: tuple[GivenTensor, ...] = ()
+    own_functions: bool = field(default=False, metadata={"merge": "any"})
     has_zero_gradients: bool = field(default=False, metadata={"merge": "any", "json": False})
     sample_deviation: float | None = field(default=None, metadata={"merge": "max"})
     costs: Costs | None = None

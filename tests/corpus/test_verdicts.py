@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.tools import COMPARERS, DETECTORS, modelhealth, probed
 from corpus import Case, cases
+from corpus.gradient import blind_own_backwards
 from corpus.scoring import Judged, judge
 
 CAUGHT = [
@@ -122,6 +123,7 @@ MISSED = {
     "decoder given its labels as they are",
     "last sample read for the last step, eight sequences of eight",
     "observations by running figures that move in every mode",
+    "scale and shift computed under no_grad",
     "summary of the first batch kept for all that follow",
 }
 """Faults that no probe names with its place and cause."""
@@ -156,7 +158,7 @@ def is_told(judged: Judged) -> bool:
 
 BESIDE_STARTS = [c for c in cases(role="fault") if c.healthy.__module__ == "corpus.models.starts"]
 DEPLOYED = [c for c in cases(kind="deployed") if (c.name, c.architecture) != FALSE_ALARM]
-LEAKS = cases(kind="leak")
+LEAKS = [*cases(kind="leak"), *blind_own_backwards.SHELF.cases]
 INSPECT, COMPARE, SNAPSHOT = DETECTORS["modelhealth"], COMPARERS["compare"], COMPARERS["snapshot"]
 FIRST: Callable[[int], bool] = lambda number: number < 2  # noqa: E731
 

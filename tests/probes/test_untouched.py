@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.models.own_backwards import Swish
 from pytest_modelhealth.report import Outcome
 from tests.capture.oracle import fingerprint
 from tests.probes.models import probed
@@ -138,19 +139,19 @@ def test_what_evaluation_mode_raises_is_the_models() -> None:
 
 
 class Slow(nn.Linear):
-    """Takes so long that threads overlap."""
+    """Calls a custom function, and takes so long that threads overlap."""
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.1)
-        return super().forward(x)
+        return Swish.apply(super().forward(x))
 
 
 def test_threads_put_back_what_is_one_for_all_of_them() -> None:
-    """Torch's switch for fused attention, say."""
-    reasons = list[str]()
+    """The forwards of custom functions, and torch's switch for fused attention."""
+    forward, reasons = vars(Swish)["forward"], list[str]()
 
     def inspect() -> None:
-        report = probed(Slow(6, 3), X, probes=("sample_independence", "repeatability"))
+        report = probed(Slow(6, 3), X, probes=("custom_backward", "repeatability"))
         reasons.extend(record.reason for record in report.probes.records)
 
     threads = [threading.Thread(target=inspect) for _ in range(3)]
@@ -159,6 +160,7 @@ def test_threads_put_back_what_is_one_for_all_of_them() -> None:
         time.sleep(0.04)  # the first to come is the first to leave
     for thread in threads:
         thread.join()
+    assert vars(Swish)["forward"] is forward
     assert torch.backends.mha.get_fastpath_enabled()
     assert reasons == [""] * 6
 

@@ -344,6 +344,7 @@ class _Step:
             loss_path=self._loss_path,
             unregistered=self._unregistered,
             tasks=self._task_gradients,
+            own_functions=recorder.flow.has_own_functions,
             has_zero_gradients=recorder.has_zero_gradients,
             sample_deviation=recorder.sample_deviation,
             flow=recorder.flow.flow(),

@@ -114,6 +114,8 @@ class Graph:
         outputs: the vertices of what the model returned.
         loss: the vertex of the loss; ``None`` where there was none.
         notes: where the graph is not exact, and why; empty where it is.
+        own_functions: the vertices of the user's own `torch.autograd.Function`, in the order in
+            which they ran; of several outputs the first that was taken.
     """
 
     vertices: tuple[Vertex, ...] = ()
@@ -121,6 +123,7 @@ class Graph:
     outputs: tuple[int, ...] = ()
     loss: int | None = None
     notes: tuple[str, ...] = ()
+    own_functions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

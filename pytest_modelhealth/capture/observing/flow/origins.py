@@ -23,6 +23,15 @@ from pytest_modelhealth.capture.observing.layer import Given
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
 from pytest_modelhealth.report.flow import Kind
 
+
+def is_own(function: type | None) -> bool:
+    """Whether a class of `torch.autograd.Function` is none of torch's own; ``None`` is no class."""
+    return function is not None and function.__module__.partition(".")[0] not in (
+        "torch",
+        "functorch",
+    )
+
+
 _ACCUMULATES = (1 << 64) - 1
 """The number of every node that stands for a leaf."""
 
@@ -239,6 +248,8 @@ class Origins:
             facts=facts,
         )
         self._by_number[(number, output) if output else number] = vertex
+        if is_own(getattr(type(node), "_forward_cls", None)):
+            self._rows.own_functions.setdefault(number, vertex)
 
     # By its identity.
 

@@ -310,6 +310,11 @@ class FlowRecorder:
         """Whether a function or layer took one of the sources; ``None`` if that was not seen."""
         return any(map(self._origins.has_met, sources)) if self.is_on else None
 
+    @property
+    def has_own_functions(self) -> bool:
+        """Whether a custom `torch.autograd.Function` of the user's was seen."""
+        return bool(self._rows.own_functions)
+
     def flow(self) -> Flow:
         """Return what was recorded, as a graph that is made when somebody asks."""
         return Flow(lambda: self._rows.graph(self._outputs, self._loss))
@@ -328,7 +333,7 @@ class FlowRecorder:
         self.is_on = False
         rows = self._rows
         rows.notes[f"not recorded: {why}"] = None
-        for recorded in (rows, rows.calls):  # a gap would deny ways there are
+        for recorded in (rows, rows.calls, rows.own_functions):  # a gap would deny ways there are
             recorded.clear()
 
 

@@ -130,6 +130,7 @@ class Rows(list[Row]):
         # those that have not returned, the innermost last; the first is none
         self.running = [OpenCall("")]
         self.notes: dict[str, None] = {}
+        self.own_functions: dict[int, int] = {}  # the user's own, by the number of their node
 
     def add(
         self,
@@ -192,4 +193,5 @@ class Rows(list[Row]):
         for call in self.calls:
             named = call.name, call.type_name, call.parent, last[call.call]
             calls.append(Call(*named, call.operands, call.outputs, line_of(call.place)))
-        return Graph(tuple(vertices), tuple(calls), outputs, loss, tuple(self.notes))
+        own = tuple(vertex for _, vertex in sorted(self.own_functions.items()))
+        return Graph(tuple(vertices), tuple(calls), outputs, loss, tuple(self.notes), own)
