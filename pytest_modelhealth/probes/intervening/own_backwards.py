@@ -139,8 +139,15 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
         # all are made before one is on: a class may have the forward of another
         for one in [recording(function) for function in filter(is_own, _subclasses(Function))]:
             exchanged.enter_context(one)
-        ran = runs.forward(runs.whole.copy(), asked=runs.whole, evaluation=False)
-    return [*calls.values()], ran.error
+        batch = runs.whole.copy()
+        with runs.kept((batch.args, batch.kwargs)):
+            try:
+                output = runs.output(batch)
+            except Exception as error:  # noqa: BLE001 - the user's
+                return [*calls.values()], in_one_line(error)
+            with suppress(Exception):  # the loss may take functions of its own
+                runs.loss_of(output, runs.whole.target)
+    return [*calls.values()], ""
 
 
 def _subclasses(function: type[Function]) -> set[type[Function]]:
