@@ -55,6 +55,10 @@ _AS_FLOAT = {
 """The shortest dtype of the compiled kernel that holds all integers of another, or float64."""
 
 
+_COUNTS = ("nan_count", "positive_inf_count", "negative_inf_count", "zero_count", "finite_count")
+MOMENTS = (*_COUNTS, "mean", "std", "min", "max")
+
+
 class Entry:
     """What was found in one tensor; what is not set is read off the class.
 
@@ -92,11 +96,15 @@ class Entry:
     def zero_count(self) -> int | None:
         """How many values are zero, without the other statistics; ``None`` on another device."""
         if self._zeros is None and not self.waits:
-            is_read = self._known is None and type(self._source) is Results
-            self._zeros = (
-                self._source.zero_count(self._place) if is_read else self.statistics.zero_count
-            )
+            self._zeros = int(self.moments[3])
         return self._zeros
+
+    @property
+    def moments(self) -> tuple[float, ...]:
+        """Counts and moments as `MOMENTS` has them, without the rest of the statistics."""
+        if self._known is None and type(self._source) is Results:
+            return self._source.moments(self._place)
+        return tuple(getattr(self.statistics, name) for name in MOMENTS)
 
     @property
     def reach(self) -> tuple[float, int] | None:
@@ -106,11 +114,8 @@ class Entry:
         """
         if self.waits:
             return None
-        if self._known is None and type(self._source) is Results:
-            return self._source.reach(self._place)
-        seen = self.statistics
-        value = seen.max if seen.max >= -seen.min else seen.min
-        return value, seen.nan_count + seen.positive_inf_count
+        nans, infs, *_, low, high = self.moments
+        return high if high >= -low else low, int(nans + infs)
 
     @staticmethod
     def of(statistics: TensorStatistics) -> Entry:
@@ -186,8 +191,7 @@ class Entries:
 
     def zeros(self) -> list[int | None]:
         """Return how many zeros each tensor has, as `zero_count` has it."""
-        found = enumerate(self._found)
-        return [self._zeros[i] if type(one) is int else self.zero_count(i) for i, one in found]
+        return [self.zero_count(index) for index in range(len(self._found))]
 
     def zero_count(self, index: int) -> int | None:
         """Return how many zeros a tensor has, as `Entry` has it; ``None`` of one not read."""
@@ -257,8 +261,8 @@ class Ledger:
         with unseen():
             return self._add_unusual(tensor, unit_dim)
 
-    def add_many(self, tensors: Sequence[Tensor]) -> Entries:
-        """Read tensors, without units, in one call of the kernel.
+    def add_many(self, tensors: Sequence[Tensor], less: Sequence[Tensor] = ()) -> Entries:
+        """Read tensors, without units, in one call of the kernel, plain ones `less` subtracted.
 
         Returns:
             The entry of each, ``None`` for one that the kernel does not read: it is left to `add`.
@@ -266,13 +270,14 @@ class Ledger:
         if not self._is_compiled or not tensors:
             return Entries([None] * len(tensors))
         results = self._by_thread.get(get_ident()) or self._begin()
-        read = results.read_many(tensors)
+        read = results.read_many(tensors, less) if less else results.read_many(tensors)
         found = [place & PLACE if place >= 0 else None for place in read.tolist()]
         entries = Entries(found, results, results.columns(read))
         for index in np.flatnonzero((read >= 0) & (read >> REMARKS_FROM_BIT != 0)).tolist():
             entry = entries[index]
             assert entry is not None
-            entry._first_nonfinite = self._first_nonfinite(tensors[index])
+            tensor = tensors[index] - less[index] if less else tensors[index]
+            entry._first_nonfinite = self._first_nonfinite(tensor)
         return entries
 
     def queues(self, tensor: Tensor) -> bool:

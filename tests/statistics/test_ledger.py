@@ -49,6 +49,30 @@ def test_many_tensors_at_once_are_what_each_is_alone(drawn: list[Tensor]) -> Non
             assert not is_read
 
 
+@needs_library
+def test_differences_are_those_of_torch_bit_for_bit() -> None:
+    """They are read without being written; what does not lie alike, and halves, are left out."""
+    spoilt = noise(40, 50)
+    spoilt[1, 2], spoilt[3, 4] = torch.inf, torch.nan
+    deep = noise(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    large = torch.tensor(3e38)
+    pairs = [(one, one.flip(0)) for one in (noise(300, 400), noise(7).double(), spoilt)]
+    pairs += [(deep, deep * 0.9), (large, -large), (spoilt, spoilt.clone())]
+    unread = [
+        (noise(4, 6).t(), noise(6, 4)),
+        (noise(6, 4)[:, :2], noise(6, 4)[:, :2]),
+        (noise(6), noise(6).double()),
+        (noise(6), noise(7)[1:].reshape(2, 3)),
+        (noise(6).half(), noise(6).half()),
+        (noise(6).bfloat16(), noise(6).bfloat16()),
+    ]
+    entries = Ledger().add_many(*zip(*pairs, *unread, strict=True))
+    for entry, (one, other) in zip(entries, pairs, strict=False):
+        assert entry is not None
+        assert oracle.bits(entry.statistics) == oracle.bits(reduce(one - other))
+    assert entries.unread == list(range(len(pairs), len(pairs) + len(unread)))
+
+
 @pytest.mark.parametrize("queue_all", [False, True])
 def test_entries_of_what_was_converted_or_reshaped(queue_all: bool) -> None:
     """The dtype or the shape is another then; the values, and what is not finite, are the same."""

@@ -22,7 +22,7 @@ from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalL
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
-from pytest_modelhealth.capture.observing.tensors import WHY_NOT_SEEN, is_capturing
+from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, WHY_NOT_SEEN, is_capturing
 from pytest_modelhealth.capture.step.guard import is_inspecting
 from pytest_modelhealth.layers import unwrapped
 
@@ -125,10 +125,6 @@ PASSES_A_PAGE = 16
 """After so many forward passes in one step, what was found in them is merged."""
 
 
-def _ignore(*_: Any) -> None:
-    """Take no notice."""
-
-
 class _PassiveFunctions(FunctionalLayers):
     """Leaves alone what is compiled for the first time while it is on."""
 
@@ -172,7 +168,8 @@ class PassiveHooks(Hooks):
         self.passes = 0
         self.saw_backward = False
         self._is_functional = is_functional
-        self._on_pass, self._on_backward = on_pass, on_backward
+        self._on_pass: Callable[[Any], None] | None = on_pass
+        self._on_backward: Callable[[], None] | None = on_backward
         self._older: list[tuple[weakref.ref[dict[Any, Any]], Any]] = []  # as in _tensor_hooks
         self._mode_is_on = False
         self._thread = get_ident()
@@ -197,11 +194,9 @@ class PassiveHooks(Hooks):
             self._mode_is_on = False
         super().remove()
         for ref, hook in self._older:
-            hooks = ref()
-            if hooks is not None:
-                hooks.pop(hook, None)
+            (ref() or {}).pop(hook, None)
         self._older.clear()
-        self._on_pass, self._on_backward = _ignore, _ignore  # which lead to what was seen
+        self._on_pass = self._on_backward = None  # which lead to what was seen
 
     def enter(self, layer: Layer, arguments: Any) -> None:
         """Begin a call of a layer."""
@@ -257,7 +252,8 @@ class PassiveHooks(Hooks):
                 refs = [(weakref.ref(hooks), hook) for hooks, hook in self._tensor_hooks]
                 self._tensor_hooks.clear()
                 self._older = [one for one in (*self._older, *refs) if one[0]() is not None]
-            self._on_pass(arguments)
+            if self._on_pass is not None:
+                self._on_pass(arguments)
         if self._is_functional:
             self._mode_is_on = True
             self.functions.turn_on()
@@ -270,10 +266,8 @@ class PassiveHooks(Hooks):
         self._backward_pass = task
         self.saw_backward = True
         engine: Any = Variable._execution_engine
-        engine.queue_callback(lambda: self._on_backward())  # nobody's, once it is removed
-
-
-_PLAIN = frozenset({Tensor, nn.Parameter})
+        # nobody's, once it is removed
+        engine.queue_callback(lambda: self._on_backward and self._on_backward())
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
@@ -285,7 +279,7 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 def can_be_subtracted(parameter: Tensor) -> bool:
     """Whether the parameter is one whose values can be subtracted from a copy of it."""
     return (
-        type(parameter) in _PLAIN
+        type(parameter) in NEVER_LAZY
         and parameter.requires_grad
         and parameter.layout is torch.strided
         and not parameter.is_nested

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from pytest_modelhealth.capture.observing.layer import Held, Own
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.records import layer_records
+from pytest_modelhealth.capture.observing.sample_statistics import Visitor
 from pytest_modelhealth.capture.observing.tensors import (
     NO_SCALE,
     KnownTensors,
@@ -46,12 +47,7 @@ from pytest_modelhealth.capture.step.guard import is_inspecting, uninterrupted
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.statistics import (
-    Entries,
-    Entry,
-    TensorStatistics,
-    UnsupportedTensorError,
-)
+from pytest_modelhealth.statistics import Entries, Entry, UnsupportedTensorError
 
 _MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 """Modules that do something else in evaluation mode."""
@@ -63,8 +59,9 @@ class WatchedStep:
 
     Args:
         observation: all of it, as of an inspection; there is no flow, and of the loss the value.
-        updates: what an optimizer changed, by layer and own name of the parameter; of one that no
-            optimizer touched there is nothing.
+        recorder: what took it down, with what was found in tensors.
+        updates: what an optimizer changed, by layer and own name of the parameter, and how many
+            dimensions that has; of one that no optimizer touched there is nothing.
         rates: the largest learning rate that optimizers stepped parameters of a layer with.
         passes: how many forward passes there were.
         optimizer_steps: how many steps of optimizers.
@@ -74,7 +71,8 @@ class WatchedStep:
     """
 
     observation: Observation
-    updates: dict[tuple[str, str], TensorStatistics]
+    recorder: Recorder
+    updates: dict[tuple[str, str], tuple[Entry, int]]
     rates: dict[str, float]
     passes: int
     optimizer_steps: int
@@ -90,10 +88,19 @@ class PassiveStep:
         selection: which roles of which layers to observe.
         scaler: the gradient scaler, if any.
         compiled: what is compiled in this process.
+        visitor: is shown each tensor.
+
+    Attributes:
+        hooks: what sees it, and counts its forward passes.
     """
 
     def __init__(
-        self, model: nn.Module, selection: Selection, scaler: Any, compiled: Compiled
+        self,
+        model: nn.Module,
+        selection: Selection,
+        scaler: Any,
+        compiled: Compiled,
+        visitor: Visitor | None = None,
     ) -> None:
         self._model = model
         self._scaler = scaler
@@ -101,7 +108,9 @@ class PassiveStep:
         self._batch = self._samples = self._optimizer_steps = 0
         self._compiled = compiled
         self._inside, self._around = compiled.parts()
-        self._recorder = recorder = Recorder(named_modules(model), selection, compare_outputs=False)
+        self._recorder = recorder = Recorder(
+            named_modules(model), selection, visitor=visitor, compare_outputs=False
+        )
         hidden = self._inside.difference(self._around.values())
         for module in hidden.intersection(recorder.by_module):
             recorder.by_module[module].opaque = WHY_OPAQUE
@@ -124,22 +133,21 @@ class PassiveStep:
         self._taken: dict[int, Entry] = {}  # of those, what an optimizer took
         self._updates: dict[int, Entry] = {}  # by an optimizer's latest step
         self._rates: dict[str, float] = {}
-        self._is_state_read = False
         self._thread = get_ident()
         is_functional = not (self._inside or compiled.function)
-        self._hooks = PassiveHooks(recorder, is_functional, self._begin_pass, self._end_backward)
+        self.hooks = PassiveHooks(recorder, is_functional, self._begin_pass, self._end_backward)
 
     def register(self) -> None:
         """Put hooks on the model, and have torch tell of optimizers."""
-        self._hooks.register_around(self._inside, self._around)
+        self.hooks.register_around(self._inside, self._around)
         if not self._compiled.runs_optimizer:
             self._handles.append(register_optimizer_step_pre_hook(self._before))
             self._handles.append(register_optimizer_step_post_hook(self._after))
 
     def remove(self) -> None:
         """Leave nothing on the model."""
-        self._hooks.end_calls()
-        self._hooks.remove()
+        self.hooks.end_calls()
+        self.hooks.remove()
         for parameter in self._unhooked:
             if parameter._backward_hooks is not None and not parameter._backward_hooks:
                 parameter._backward_hooks = None
@@ -147,11 +155,6 @@ class PassiveStep:
             handle.remove()
         self._handles.clear()
         self._copies.clear()
-
-    @property
-    def passes(self) -> int:
-        """How many forward passes there were."""
-        return self._hooks.passes
 
     # Passes.
 
@@ -168,7 +171,7 @@ class PassiveStep:
             }
             if self._modes:
                 self._modes.setdefault("", self._model.training)
-        if self._hooks.passes % PASSES_A_PAGE == 0:
+        if self.hooks.passes % PASSES_A_PAGE == 0:
             self._recorder.merge()
         self._scale = LossScale.of(self._scaler)
         self._recorder.reader.expect(self._batch, self._scale)
@@ -206,11 +209,11 @@ class PassiveStep:
             return
         with noted(self._recorder.errors), torch._C.DisableTorchFunction():
             numbers = self._numbers(optimizer)
-            compared = {n: self._held[n] for n in numbers if can_be_subtracted(self._held[n][2])}
+            held = ((number, *self._held[number]) for number in numbers)
             self._copies[id(optimizer)] = {
                 number: parameter.detach().clone()
-                for number, (layer, _, parameter) in compared.items()
-                if "parameters" in layer.roles
+                for number, layer, _, parameter in held
+                if "parameters" in layer.roles and can_be_subtracted(parameter)
             }
             if not numbers:
                 return
@@ -233,26 +236,22 @@ class PassiveStep:
             self._taken |= {n: self._gradients[n] for n in numbers if n in self._gradients}
             if not before:
                 return
-            differences = list(before.values())  # the copies are to be gone in the end
-            torch._foreach_sub_(differences, [self._held[n][2].detach() for n in before])
-            ledger = self._recorder.reader.ledger
-            entries = ledger.add_many(differences)
-            for number, change, entry in zip(before, differences, entries, strict=True):
-                self._updates[number] = entry or ledger.add(change)
+            ledger, now = self._recorder.reader.ledger, [self._held[n][2].detach() for n in before]
+            entries = ledger.add_many([*before.values()], now)
+            for (number, then), one, entry in zip(before.items(), now, entries, strict=True):
+                self._updates[number] = entry or ledger.add(then - one)
 
     def _numbers(self, optimizer: Optimizer) -> list[int]:
         """Return which of the parameters an optimizer holds."""
         return [id(p) for p in parameters_of(optimizer) if id(p) in self._held]
 
     def _read_missing(self, optimizer: Optimizer, numbers: list[int]) -> None:
-        missing = [self._held[number] for number in numbers if number not in self._gradients]
-        if missing:
+        if missing := [self._held[n] for n in numbers if n not in self._gradients]:
             scale = getattr(optimizer, "grad_scale", None)  # where the optimizer itself unscales
             self._read_gradients(missing, NO_SCALE if scale is None else LossScale(float(scale)))
 
     def _read_parameters(self) -> None:
-        if not self._is_state_read:
-            self._is_state_read = True
+        if "parameters" not in self._recorder.own:
             self._recorder.add_state("parameters", self._held.values())
 
     # What was seen.
@@ -275,7 +274,7 @@ class PassiveStep:
         for layer in layers:
             layer.holds = True
         recorder.note_modules()
-        records = layer_records(recorder, backward=self._hooks.saw_backward)
+        records = layer_records(recorder, backward=self.hooks.saw_backward)
         recorder.let_go()
         value = recorder.loss if isinstance(loss, Tensor) else loss
         observation = Observation(
@@ -283,18 +282,19 @@ class PassiveStep:
             layers=dict(records) if recorder.reader.ledger.has_queued else records,
             model_type=recorder.layers[""].type_name,
             loss=None if value is None else float(value),
-            backward=self._hooks.saw_backward,
+            backward=self.hooks.saw_backward,
             samples=self._samples,
             notes=(*recorder.notes, *self._notes()),
             errors=tuple(recorder.errors),
             loss_calls=tuple(recorder.loss_calls.seen),
         )
-        updates = [(self._held[number], entry) for number, entry in self._updates.items()]
+        updates = [(*self._held[number], entry) for number, entry in self._updates.items()]
         return WatchedStep(
             observation,
-            {(layer.name, name): entry.statistics for (layer, name, _), entry in updates},
+            recorder,
+            {(layer.name, name): (entry, p.ndim) for layer, name, p, entry in updates},
             self._rates,
-            self.passes,
+            self.hooks.passes,
             self._optimizer_steps,
             self._modes,
             self._hook_counts,
@@ -362,7 +362,7 @@ class PassiveWatch:
     @property
     def has_seen(self) -> bool:
         """Whether a forward pass was seen in the step that is being watched."""
-        return self._step is not None and self._step.passes > 0
+        return self._step is not None and self._step.hooks.passes > 0
 
     def open(self) -> None:
         """Claim the model: one watch at a time.
@@ -398,8 +398,8 @@ class PassiveWatch:
         with suppress(Exception):  # the interpreter may be shutting down
             self._discard()
 
-    def begin(self) -> None:
-        """Watch from here on.
+    def begin(self, visitor: Visitor | None = None) -> None:
+        """Watch from here on; a visitor is shown each tensor.
 
         Raises:
             InspectionError: the layers of the model cannot be listed.
@@ -408,8 +408,9 @@ class PassiveWatch:
             self._compiled = Compiled(self._model)
         with uninterrupted():
             self._discard()
-            step = PassiveStep(self._model, self._selection, self._scaler, self._compiled)
-            self._step = step
+            step = self._step = PassiveStep(
+                self._model, self._selection, self._scaler, self._compiled, visitor
+            )
             step.register()
 
     def end(self, loss: Any = None) -> WatchedStep:
@@ -421,15 +422,14 @@ class PassiveWatch:
         Raises:
             InspectionError: a CUDA graph is being captured.
         """
-        step = self._step
-        assert step is not None
+        assert self._step is not None
         if is_capturing():
             raise InspectionError(
                 "which was ended while a CUDA graph was captured: reading what was seen would end "
                 "the capture; end the step after it"
             )
         try:
-            return step.settle(loss)
+            return self._step.settle(loss)
         finally:
             self.discard()
 

@@ -210,13 +210,14 @@ class Results:
         self._read_one = make(ctypes.addressof(self._method), ctypes.addressof(reader), None)
         self._add_page(words)
 
-    def read(self, tensor: Tensor, unit_dim: int | None, samples: int = 0) -> int:
+    def read(self, tensor: Tensor, unit_dim: int | None, samples: int = 0, *less: Tensor) -> int:
         """Read a plain tensor, if the kernel can.
 
         Args:
             tensor: see `is_plain`.
             unit_dim: the dimension of the units; ``None`` for no units.
             samples: compare the samples of a tensor that has as many in dimension 0; 0 for none.
+            less: another to subtract from it, not of halves, that lies in memory as it does.
 
         Returns:
             The place of its result, and from `REMARKS_FROM_BIT` on what is to be known at once:
@@ -226,11 +227,12 @@ class Results:
         given: Tensor | int = tensor
         if not self._asks_torch:
             described = _described(tensor)
-            if described is None:
+            if described is None or less:
                 return NOT_READ
             given = described.ctypes.data
         try:
-            done: int = self._read_one(given, _NO_UNITS if unit_dim is None else unit_dim, samples)
+            dim = _NO_UNITS if unit_dim is None else unit_dim
+            done: int = self._read_one(given, dim, samples, *less)
         except Exception:  # noqa: BLE001 - torch's, of any class: it has no description
             # from here on they are described here: that torch cannot takes it a millisecond to say
             self._asks_torch, self._reader.describe = False, None
@@ -238,11 +240,12 @@ class Results:
         if done != _NO_ROOM:
             return done
         self._add_page(self._reader.room)
-        return self.read(tensor, unit_dim, samples)
+        return self.read(tensor, unit_dim, samples, *less)
 
-    def read_many(self, tensors: Sequence[Tensor]) -> npt.NDArray[np.int64]:
-        """Read tensors without units; return what `read` does, of each."""
-        found = [self.read(t, None) if is_plain(t) else NOT_READ for t in tensors]
+    def read_many(self, *tensors: Sequence[Tensor]) -> npt.NDArray[np.int64]:
+        """Read tensors, less others or not, without units; return what `read` does, of each."""
+        each = zip(*tensors, strict=True)
+        found = [self.read(t, None, 0, *less) if is_plain(t) else NOT_READ for t, *less in each]
         return np.array(found, dtype=np.int64)
 
     def _add_page(self, room: int) -> None:
@@ -268,20 +271,10 @@ class Results:
             largest[of_page] = np.maximum(-page.reals[starts + _MIN], page.reals[starts + _MAX])
         return zeros.tolist(), largest.tolist()
 
-    def zero_count(self, place: int) -> int:
-        """Return how many zeros the tensor holds whose result is at `place`."""
-        page = self._pages[place >> _PLACE_BITS]
-        return int(page.integers[(place & (1 << _PLACE_BITS) - 1) + _ZERO_COUNT])
-
-    def reach(self, place: int) -> tuple[float, int]:
-        """Return the finite value of the largest magnitude of the result at `place`.
-
-        Besides, how many of its values are NaN or positive infinity.
-        """
-        page = self._pages[place >> _PLACE_BITS]
-        found = _RESULT.unpack_from(page.memory, 8 * (place & (1 << _PLACE_BITS) - 1))
-        low, high = found[_MIN], found[_MAX]
-        return high if high >= -low else low, found[_NANS] + found[_NANS + 1]
+    def moments(self, place: int) -> tuple[float, ...]:
+        """Return counts and moments of the result at `place`, as `Entry` has them."""
+        memory, start = self._pages[place >> _PLACE_BITS].memory, place & (1 << _PLACE_BITS) - 1
+        return _RESULT.unpack_from(memory, 8 * start)[_NANS : _MAX + 1]
 
     def statistics(
         self, subject: Subject | None, place: int, first_nonfinite: tuple[int, ...] | None = None

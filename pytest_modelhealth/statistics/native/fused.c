@@ -35,6 +35,7 @@ typedef struct {
     int dtype;
     int64_t count, dims; /* no dims: dense */
     const int64_t *sizes, *strides; /* in elements, widest stride first */
+    const char *less;               /* what is subtracted from each element, dense too, or NULL */
 } Tensor;
 
 /* Element i belongs to cell i / run % cells; `cells / count` of them are one unit. */
@@ -142,7 +143,11 @@ static const float *load_float(const Tensor *tensor, int64_t position, int64_t c
 
 static const double *load_double(const Tensor *tensor, int64_t position, int64_t count,
                                  double *copied) {
-    return elements(tensor, position, count, 8, copied);
+    const double *values = elements(tensor, position, count, 8, copied);
+    if (!tensor->less) return values;
+    const double *less = (const double *)tensor->less + position;
+    for (int64_t i = 0; i < count; i++) copied[i] = values[i] - less[i];
+    return copied;
 }
 
 static int64_t whole(int64_t count, int64_t of) { return (count + of - 1) / of * of; }
@@ -230,7 +235,13 @@ static inline int64_t row_double(uint64_t bits) {
 
 static const float *load_float(const Tensor *tensor, int64_t position, int64_t count,
                                float *copied) {
-    if (tensor->dtype == FLOAT32) return elements(tensor, position, count, 4, copied);
+    if (tensor->dtype == FLOAT32) {
+        const float *values = elements(tensor, position, count, 4, copied);
+        if (!tensor->less) return values;
+        const float *less = (const float *)tensor->less + position;
+        for (int64_t i = 0; i < count; i++) copied[i] = values[i] - less[i];
+        return copied;
+    }
     uint16_t gathered[BLOCK];
     const uint16_t *halves = elements(tensor, position, count, 2, gathered);
     if (tensor->dtype == BFLOAT16) {
@@ -273,7 +284,7 @@ enum { MOST_DIMS = 16 }; /* a tensor with more is not read */
 
 /* How to read a tensor. */
 typedef struct {
-    const char *data;
+    const char *data, *less; /* as `Tensor` */
     int64_t dtype, count, units, cells, run, /* units: 0 where their extremes are not wanted */
         one_in,                              /* how many values there are for each in the histogram */
         part,                                /* about as many elements are summarized by themselves */
@@ -448,7 +459,8 @@ enum Outcome { READ, NO_MEMORY, SPOILT };
 static enum Outcome read_tensor(const Job *job, int64_t one_in, bool is_apart, int64_t threads,
                                 Summary *summary, Histogram *histogram, double *unit_low,
                                 double *unit_high) {
-    Tensor tensor = {job->data, (int)job->dtype, job->count, job->dims, job->sizes, job->strides};
+    Tensor tensor = {job->data,  (int)job->dtype, job->count, job->dims,
+                     job->sizes, job->strides,    job->less};
     Units units = {job->units, job->run, job->cells};
     int64_t length = part_length(&units, job->part), parts = (job->count + length - 1) / length;
     int64_t own = units.count ? 8 * whole(units.cells, 16) : 0; /* bytes; aligned for vectors */
@@ -628,6 +640,7 @@ static bool plan(const Reader *reader, const Description *tensor, int64_t unit_d
         if (unit_dim < 0 || unit_dim >= tensor->dims) return false; /* the caller's fault */
     }
     job->data = tensor->data + tensor->byte_offset;
+    job->less = NULL;
     job->dtype = dtype;
     job->rank = tensor->dims;
     job->unit_dim = unit_dim == NO_UNITS ? -1 : unit_dim;
@@ -681,10 +694,21 @@ EXPORT struct {
     void (*PyEval_RestoreThread)(void *);
 } modelhealth_python;
 
+/* Have one tensor subtracted from another as it is read; return false where they do not lie alike in
+ * dense memory, or are of halves, whose differences are rounded. */
+static bool subtract(const Description *tensor, const Description *less, Job *job) {
+    bool is_alike = less->data && less->device_type == ON_CPU && less->dims == tensor->dims;
+    for (int dim = 0; is_alike && dim < tensor->dims; dim++)
+        is_alike = less->shape[dim] == tensor->shape[dim] && less->strides[dim] == tensor->strides[dim];
+    job->less = is_alike ? less->data + less->byte_offset : NULL;
+    return is_alike && !job->dims && dtype_of(less) == job->dtype && job->dtype <= FLOAT64;
+}
+
 /* Read one tensor: a function of Python (METH_FASTCALL), which costs a fifth of a call through ctypes.
  *
  * Its `self` is the address of a reader. It takes the tensor, or the address of a description where the
- * reader asks nobody for one, the dimension of units or `NO_UNITS`, and samples to compare or 0.
+ * reader asks nobody for one, the dimension of units or `NO_UNITS`, samples to compare or 0, and where
+ * that is wanted a tensor to subtract from it.
  *
  * Returns where the result is, or why there is none: the tensor is not read as it lies in memory, or the
  * page has no room for it. A large one is read without the GIL. */
@@ -692,14 +716,15 @@ EXPORT void *modelhealth_read(void *self, void *const *given, intptr_t count) {
     Reader *reader = (Reader *)(intptr_t)modelhealth_python.PyLong_AsLongLong(self);
     int64_t unit_dim = modelhealth_python.PyLong_AsLongLong(given[1]);
     int64_t samples = modelhealth_python.PyLong_AsLongLong(given[2]), found = NOT_READ;
-    (void)count;
-    Description own, *described = &own;
+    Description own, less, *described = &own;
     if (!reader->describe)
         described = (Description *)(intptr_t)modelhealth_python.PyLong_AsLongLong(given[0]);
     else if (reader->describe(given[0], &own)) return NULL; /* with an exception */
+    if (count > 3 && reader->describe(given[3], &less)) return NULL;
     if ((unit_dim == -1 || samples == -1) && modelhealth_python.PyErr_Occurred()) return NULL;
     Job job;
-    if (plan(reader, described, unit_dim, samples, &job)) {
+    bool is_read = plan(reader, described, unit_dim, samples, &job);
+    if (is_read && (count < 4 || subtract(described, &less, &job))) {
         reader->room = job.room;
         void *thread = NULL;
         if (reader->used + job.room > reader->words) found = NO_ROOM;

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.errors import LayerNotFoundError, UnknownNameError, suggest, suggest_layer
 from pytest_modelhealth.report import Finding, LayerRecord
-from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.statistics import Entry, TensorStatistics
 
 
 class Event(NamedTuple):
@@ -206,6 +207,89 @@ def require_statistic(statistic: object) -> None:
         )
 
 
+class _Moments(NamedTuple):
+    """What a row takes of a tensor, or of all that a layer's calls showed in a role."""
+
+    nans: float
+    bad: float  # NaN and positive infinity: masks are made of the negative one
+    others: float  # all that is not finite
+    zeros: float
+    finite: float
+    mean: float
+    std: float
+    abs_max: float
+    rms: float
+    norm: float
+
+
+def _moments_of(entries: Sequence[Entry]) -> dict[Entry, _Moments]:
+    """Return the moments of each, as its statistics have them, which are not made for that."""
+    moments = {}
+    for entry in entries:
+        nans, high, low, zeros, finite, mean, std, least, most = entry.moments
+        others, rms = nans + high + low, math.hypot(mean, std)
+        size = -least if -least > most else abs(most)
+        norm = rms * math.sqrt(finite) if finite else 0.0
+        found = nans, nans + high, others, zeros, finite, mean, std, size, rms, norm
+        moments[entry] = _Moments._make(found)
+    return moments
+
+
+class _Found:
+    """What was found in a step, by layer.
+
+    Attributes:
+        outputs: entries of what each layer returned; of several calls, together.
+        calls: the moments of each role of its calls.
+        own: those of its parameters, their gradients and buffers, by role and name.
+    """
+
+    def __init__(self, seen: WatchedStep) -> None:
+        calls = {}
+        for layer in seen.recorder.layers.values():
+            for role in layer.seen:
+                one, *more = layer.entries(role)
+                merged = layer.statistics(role) if more else None
+                calls[layer, role] = one if merged is None else Entry.of(merged)
+        own = [
+            (layer, role, name, entry)
+            for role, held in seen.recorder.own.items()
+            for (layer, name), entry in zip(held.places(), held.entries, strict=True)
+            if entry is not None
+        ]
+        changes = [entry for entry, _ in seen.updates.values()]
+        moments = _moments_of([*{*calls.values(), *(one[-1] for one in own), *changes}])
+        self.outputs = {layer: entry for (layer, role), entry in calls.items() if role == _MADE}
+        self.calls = {place: moments[entry] for place, entry in calls.items()}
+        self.own: dict[tuple[Layer, str], dict[str, _Moments]] = {}
+        for layer, role, name, entry in own:
+            self.own.setdefault((layer, role), {})[name] = moments[entry]
+        self._changes = {key: (moments[e], dims > 1) for key, (e, dims) in seen.updates.items()}
+
+    def updates(self, layer: Layer) -> list[tuple[_Moments, _Moments, bool]]:
+        """Return what an optimizer changed, each beside the parameter as it was before.
+
+        The last says whether it is a matrix.
+        """
+        return [
+            (change[0], before, change[1])
+            for name, before in self.own.get((layer, "parameters"), {}).items()
+            if (change := self._changes.get((layer.name, name))) is not None
+        ]
+
+    def is_sound(self) -> bool:
+        """Whether all are numbers that are to be; buffers may hold anything."""
+        of_calls = all(
+            not (seen.others if role == "gradients" else seen.bad)
+            for (_, role), seen in self.calls.items()
+        )
+        held = (own for (_, role), own in self.own.items() if role != "buffers")
+        return of_calls and not any(one.others for own in held for one in own.values())
+
+
+_MADE = "activations"
+
+
 def row_of(step: int, seen: WatchedStep) -> StepRow:
     """Return the numbers of a watched step.
 
@@ -213,63 +297,61 @@ def row_of(step: int, seen: WatchedStep) -> StepRow:
         step: its number.
         seen: what was seen of it.
     """
-    layers = [layer for layer in seen.observation.layers.values() if layer.watched]
-    updates = {
-        layer.name: [
-            (seen.updates[layer.name, name], held)
-            for name, held in layer.parameters.items()
-            if (layer.name, name) in seen.updates
-        ]
-        for layer in layers
-    }
-    rows = [_numbers(layer, updates[layer.name], seen) for layer in layers]
+    found, loss = _Found(seen), seen.observation.loss
+    every = map(seen.recorder.layers.__getitem__, seen.observation.layers)  # as they ran
+    layers = [layer for layer in every if layer.roles]
+    rows = [_numbers(layer, found, seen) for layer in layers]
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
+    gradients = [found.own.get((layer, "parameter_gradients"), {}) for layer in layers]
+    origin = None
+    if not (found.is_sound() and (loss is None or math.isfinite(loss))):
+        records = seen.observation.layers.values()
+        origin = _origin_of([layer for layer in records if layer.watched], loss)
     return StepRow(
         step=step,
-        loss=seen.observation.loss,
-        gradient_norm=_joined([g for lyr in layers for g in lyr.parameter_gradients.values()]),
-        update_ratio=_ratio([update for own in updates.values() for update in own]),
+        loss=loss,
+        gradient_norm=_joined([one for own in gradients for one in own.values()]),
+        update_ratio=_ratio([change for layer in layers for change in found.updates(layer)]),
         layers=tuple(layer.name for layer in layers),
         values=dict(zip(STATISTICS, table, strict=True)),
-        origin=_origin_of(layers, seen.observation.loss),
+        origin=origin,
         passes=seen.passes,
         optimizer_steps=seen.optimizer_steps,
     )
 
 
-Updates = Sequence[tuple[TensorStatistics, TensorStatistics]]
-"""What an optimizer changed, each beside the parameter as it was before."""
-
-
-def _numbers(layer: LayerRecord, updates: Updates, seen: WatchedStep) -> tuple[float, ...]:
+def _numbers(layer: Layer, found: _Found, seen: WatchedStep) -> tuple[float, ...]:
     """Return the statistics of a layer, in the order of `STATISTICS`."""
-    made, back, given, own = layer.activations, layer.gradients, layer.inputs, layer.parameters
-    activations: tuple[float, ...] = (math.nan,) * 7
-    gradients: tuple[float, ...] = (math.nan,) * 3
+    made, back = found.calls.get((layer, _MADE)), found.calls.get((layer, "gradients"))
+    given = found.calls.get((layer, "inputs"))
+    own = found.own.get((layer, "parameters"), {})
+    activations: tuple[float, ...] = (math.nan,) * 5
+    dead = observations = math.nan
     if made is not None:
-        dead = math.nan if made.dead_fraction is None else made.dead_fraction
-        bad = made.nan_count + made.positive_inf_count
-        activations = made.mean, made.std, made.rms, made.abs_max, made.zero_fraction, dead, bad
-    if back is not None:
-        gradients = back.rms, back.norm, back.nonfinite_count
-    units = None if made is None else made.units
-    running = layer.buffers.get("running_var")
-    variance = running.mean if running and running.finite_count else math.nan
+        count = made.finite + made.others
+        zeros = made.zeros / count if count else math.nan
+        activations = made.mean, made.std, made.rms, made.abs_max, zeros
+        dead, observations = _units(found.outputs[layer])
+    running = found.own.get((layer, "buffers"), {}).get("running_var")
+    variance = running.mean if running and running.finite else math.nan
     size, others = _together(own.values())
-    count = sum(held.finite_count for held in own.values())
-    wide = [(change, held) for change, held in updates if len(held.shape) > 1]
+    count = sum(held.finite for held in own.values())
+    updates = found.updates(layer)
+    wide = [(change, held) for change, held, is_matrix in updates if is_matrix]
     before = math.hypot(*(held.norm for _, held in wide))
     frozen = sum(name in layer.frozen for name in own)
     return (
         *activations,
-        *gradients,
+        dead,
+        math.nan if made is None else made.bad,
+        *((math.nan,) * 3 if back is None else (back.rms, back.norm, back.others)),
         size,
         others,
-        *_together(layer.parameter_gradients.values()),
-        _joined([change for change, _ in updates]),
+        *_together(found.own.get((layer, "parameter_gradients"), {}).values()),
+        _joined([change for change, *_ in updates]),
         _ratio(updates),
         math.nan if given is None else given.std,
-        math.nan if units is None else units.observations,
+        observations,
         size / math.sqrt(count) if count else math.nan,
         math.hypot(*(change.norm for change, _ in wide)) / before if before else math.nan,
         1.0 - frozen / len(own) if own else math.nan,
@@ -281,29 +363,38 @@ def _numbers(layer: LayerRecord, updates: Updates, seen: WatchedStep) -> tuple[f
     )
 
 
-def _together(held: Collection[TensorStatistics]) -> tuple[float, float]:
+def _units(made: Entry) -> tuple[float, float]:
+    """Return the part of a layer's units that are dead, and how many values of each were seen."""
+    units = made.statistics.units if made.has_units else None
+    if units is None:
+        return math.nan, math.nan
+    dead = made.statistics.dead_fraction
+    return math.nan if dead is None else dead, units.observations
+
+
+def _together(held: Collection[_Moments]) -> tuple[float, float]:
     """Return the norm of tensors together, of finite values, and how many others they have."""
-    others = sum(one.nonfinite_count for one in held)
+    others = sum(one.others for one in held)
     return (math.hypot(*(one.norm for one in held)), others) if held else (math.nan, math.nan)
 
 
-def _joined(held: Collection[TensorStatistics]) -> float:
+def _joined(held: Collection[_Moments]) -> float:
     """Return the norm of tensors together, NaN or infinity if one is in them; NaN of none."""
     norm, others = _together(held)
     if not (held and others):
         return norm
-    return math.nan if any(one.nan_count for one in held) else math.inf
+    return math.nan if any(one.nans for one in held) else math.inf
 
 
-def _ratio(updates: Updates) -> float:
+def _ratio(updates: Collection[tuple[_Moments, _Moments, bool]]) -> float:
     """Return the norm of updates together by that of the parameters that they are of."""
-    size = math.hypot(*(held.norm for _, held in updates))
-    return _joined([change for change, _ in updates]) / size if size else math.nan
+    size = math.hypot(*(held.norm for _, held, _ in updates))
+    return _joined([change for change, *_ in updates]) / size if size else math.nan
 
 
-def _saturation(layer: LayerRecord, made: TensorStatistics | None) -> float:
+def _saturation(layer: Layer, made: _Moments | None) -> float:
     """Return how near to its ends a bounded activation is: 1 where all values are 0, 1 or -1."""
-    if made is None or not made.finite_count or made.nonfinite_count:
+    if made is None or not made.finite or made.others:
         return math.nan
     square = made.rms**2
     if layer.activation == "tanh" or layer.options.get("nonlinearity") == "tanh":
