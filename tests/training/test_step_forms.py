@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.report import SteppedParameter
+from pytest_modelhealth.training.stepping.session import Session
 from tests.training.steps import X, Y, entropy, net, objections, ran, sgd, usual
 
 
@@ -411,3 +412,53 @@ def test_each_fault_is_said_once_and_what_looks_like_one_is_none() -> None:
     assert objections(ran(remembering())) == {}
     assert objections(ran(cut)) == {"batch_influence": "warn"}
     assert objections(ran(stepping(0.0))) == {"parameter_updates": "fail"}
+
+
+class Halved(nn.Module):
+    """A model that forgets the second half of its batch, unless it is whole."""
+
+    def __init__(self, is_whole: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.is_whole = is_whole
+
+    def forward(self, x: Tensor) -> Any:
+        return (
+            self.linear(x.flatten(1))
+            if self.is_whole
+            else self.linear(x[:4].flatten(1)).repeat(2, 1)
+        )
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "clip", "calls"),
+    [
+        (True, nn.utils.clip_grad_norm_, 5),
+        (True, nn.utils.clip_grad_value_, 7),
+        (False, nn.utils.clip_grad_norm_, 13),
+    ],
+)
+def test_halves_are_exchanged_only_where_the_gradient_does_not_show_both(
+    is_whole: bool, clip: Callable[..., Any], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls are saved where a layer is given the batch, and its gradient scaled at most."""
+    called: list[Any] = []
+    call = Session.call
+    monkeypatch.setattr(
+        Session, "call", lambda self, *batch: (called.append(batch), call(self, *batch))[1]
+    )
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        clip(model.parameters(), 0.01)
+        optimizer.step()
+        return loss
+
+    torch.manual_seed(0)
+    model = Halved(is_whole)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    report = Inspector(model).run_step(step, optimizer, torch.randn(8, 6, 1))
+    assert report.observation.stepped.halves == (True, is_whole)
+    assert len(called) == calls

@@ -24,6 +24,7 @@ from pytest_modelhealth.report import (
     SteppedParameter,
 )
 from pytest_modelhealth.settings.setting import dotted
+from pytest_modelhealth.training.rows import rows_in
 from pytest_modelhealth.training.stepping.interventions import (
     half_influence,
     loss_slope,
@@ -32,7 +33,7 @@ from pytest_modelhealth.training.stepping.interventions import (
     sets_a_seed,
     slope_without_gradient,
 )
-from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in, rows_in
+from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in
 from pytest_modelhealth.training.stepping.watching import (
     Call,
     Steps,

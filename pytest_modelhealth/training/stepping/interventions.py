@@ -14,7 +14,8 @@ from pytest_modelhealth.capture.passive.hooks import parameters_of
 from pytest_modelhealth.errors import in_one_line
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import LossSlope
-from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
+from pytest_modelhealth.training.rows import rows_in
+from pytest_modelhealth.training.stepping.session import Session, loss_in
 from pytest_modelhealth.training.stepping.watching import Call, norm, widened
 
 # ---- the slope of the loss
@@ -160,10 +161,13 @@ def _length(tensors: Iterable[Tensor]) -> float:
 def half_influence(session: Session, first: Call, calls: int) -> tuple[bool, ...]:
     """Replace each half of the batch by the other; return whether that changes the first gradient.
 
-    A half without influence on it is followed through all calls: a part of the loss may fade in,
-    and several optimizer steps may each look at their own part of the batch. Nothing is returned
-    where that cannot be told.
+    No call is made where the first one shows that it comes from both. A half without influence on
+    it is followed through all calls: a part of the loss may fade in, and several optimizer steps
+    may each look at their own part of the batch. Nothing is returned where that cannot be told.
     """
+    length = _length(first.gradients.values()) if session.reaches_halves else 0.0
+    if length and _added(first, first.gradients, length) is not None:
+        return True, True  # as the one backward pass shows, whose gradient was scaled at most
     samples, tensors = session.samples, rows_in(session.given.batch)
     half = samples // 2
     are_equal = all(torch.equal(t[:half], t[half : 2 * half]) for t in tensors)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.hooks import parameters_of
 from pytest_modelhealth.capture.passive.step import PassiveWatch
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch, deep_copy
@@ -26,6 +25,7 @@ from pytest_modelhealth.capture.step.unregistered import places
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
+from pytest_modelhealth.training.rows import Rows, rows_in
 from pytest_modelhealth.training.stepping.reached import Reached
 from pytest_modelhealth.training.stepping.watching import Call, Watch
 
@@ -160,6 +160,7 @@ class Session:
         self.scale = float(scalers[0].get_scale()) if scalers else 1.0
         self.called = 0
         self.latest: Any = None  # the batch of the latest watched call, as that left it
+        self.reaches_halves = False  # of the batch, by the gradient of the observed call
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
         kept = State(model).leaves
         leaves = (*model.parameters(), *held, *kept, *self.reached.leaves)
@@ -221,9 +222,14 @@ class Session:
 
     def observed(self, watch: Watch) -> tuple[Call, Observation]:
         """Call the step once, with its layers watched as well."""
-        self.passive.begin()
+        batch = copied_batch(self.given.batch)
+        rows = Rows(self.model, batch, self.samples)
+        self.passive.begin(rows)
         try:
-            seen = self.watched(watch)
+            seen = self.watched(watch, batch)
+            # of one pass, whose gradients are those that are stepped on
+            is_other = seen.marks["cleared"] or seen.marks["erased"] or len(seen.passes) != 1
+            self.reaches_halves = all(rows.reached) and not is_other
             return seen, self.passive.end(loss_in(seen.result)).observation
         finally:
             self.passive.discard()
@@ -280,12 +286,6 @@ def _require_values(model: nn.Module) -> None:
                 f"{name} lies on the meta device and has no values, so that no step can be run: "
                 "load the weights, or model.to_empty(device=...) and initialise them"
             )
-
-
-def rows_in(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch that have dimensions."""
-    plain = (t for t in find_tensors(batch) if t.layout is torch.strided and not t.is_nested)
-    return [t for t in plain if t.ndim]
 
 
 def loss_in(result: Any) -> float | None:
