@@ -82,12 +82,13 @@ def test_speed_prints_a_ratio_for_every_contender(monkeypatch, capsys):
 
 
 def test_monitor_prints_a_ratio_for_every_copy(capsys):
-    """Both tables have the watched, unwatched and inspected step, and the contract."""
+    """Both tables have the step watched, every tenth, unwatched and inspected, and the contract."""
     monitor.main(["example CNN", "--rounds", "2"])
     printed = capsys.readouterr().out
-    assert printed.count("| step | bare ms | watched | not watched | inspected | run_step |") == 2
+    ways = "watched | every tenth | not watched | inspected | run_step"
+    assert printed.count(f"| step | bare ms | {ways} |") == 2
     rows = [line for line in printed.splitlines() if line.startswith("| example CNN |")]
-    assert [row.count(" | ") for row in rows] == [5, 5]
+    assert [row.count(" | ") for row in rows] == [6, 6]
     with pytest.raises(SystemExit):
         monitor.main(["BERT"])
 
