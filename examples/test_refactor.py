@@ -65,10 +65,6 @@ def test_writing_attention_out_changes_no_number(old, new, batch, inspector):
     inputs, targets = batch
     comparison = inspector.compare(old, new, inputs, targets, loss=next_token_loss)
     comparison.assert_equivalent()
-    assert {split.whole for split in comparison.alignment.splits} == {
-        "blocks.0.attention.qkv",
-        "blocks.1.attention.qkv",
-    }
 
 
 def test_bfloat16_is_no_worse_than_bfloat16_must_be(old, batch, inspector):

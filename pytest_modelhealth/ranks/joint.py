@@ -31,7 +31,6 @@ from pytest_modelhealth.ranks.evidence import Evidence
 from pytest_modelhealth.ranks.layout import Place, described, place_of
 from pytest_modelhealth.report import Observation, Probed
 from pytest_modelhealth.report.merging import merged
-from pytest_modelhealth.report.parts import Extreme, Extremes
 from pytest_modelhealth.tolerance import Run, observed
 
 T = TypeVar("T")
@@ -130,29 +129,9 @@ class Joint:
         batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
         self._barrier.wait(f"the end of its inspection, after {batches}")
         with self._telling("ending its inspection"):
-            joint = merged(self._gather(self._of_rank(own)), over="ranks")
-        layers = {}
-        for name, record in own.layers.items():
-            of_all = joint.layers[name]
-            layers[name] = replace(record, largest=of_all.largest, nonfinite=of_all.nonfinite)
+            joint = merged(self._gather(replace(own, flow=None)), over="ranks")
         later = ("probes", "costs", "stepped")
-        return replace(own, layers=layers, **{name: getattr(joint, name) for name in later})
-
-    def _of_rank(self, own: Observation) -> Observation:
-        """Return what a rank has, with the rank where values stood; gradients divided as ever."""
-
-        def placed(found: Extremes) -> dict[str, Extreme]:
-            shares = {"gradients": len(self._place.data)}
-            return {
-                role: replace(one, rank=self._rank, value=one.value / shares.get(role, 1))
-                for role, one in found.items()
-            }
-
-        layers = {
-            name: replace(r, largest=placed(r.largest), nonfinite=placed(r.nonfinite))
-            for name, r in own.layers.items()
-        }
-        return replace(own, layers=layers, flow=None)
+        return replace(own, **{name: getattr(joint, name) for name in later})
 
     def _open(self) -> None:
         """Make the process group of these ranks; all do so at once, while all is well."""

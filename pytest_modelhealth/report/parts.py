@@ -92,14 +92,12 @@ class Extreme:
         sample: its place along the dimension of samples; ``None`` where dimension 0 of the tensor
             is not as long as the batch.
         index: its place in the tensor; ``None`` where that stayed on another device.
-        rank: the rank whose batch it is; ``None`` where one process ran them.
     """
 
     value: float
     batch: int
     sample: int | None = None
     index: tuple[int, ...] | None = None
-    rank: int | None = None
 
     def moved(self, batches: int) -> Extreme:
         """Return the same after so many batches more."""
@@ -107,8 +105,7 @@ class Extreme:
 
     def __str__(self) -> str:
         sample = "" if self.sample is None else f", sample {self.sample}"
-        rank = "" if self.rank is None else f" of rank {self.rank}"
-        return f"batch {self.batch}{rank}{sample}"
+        return f"batch {self.batch}{sample}"
 
 
 Extremes = Mapping[str, Extreme]

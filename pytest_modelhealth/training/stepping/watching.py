@@ -25,8 +25,7 @@ from pytest_modelhealth.capture.observing.hooks import OurHook
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.hooks import parameters_of
 
-_COMPILES = "torch._dynamo.repro.after_dynamo"
-"""What torch imports when it first compiles: what is compiled would be so anew for a new name."""
+_usual_clip = clip_grad.clip_grad_norm_
 
 
 @dataclass
@@ -135,11 +134,7 @@ class Watch:
         self.model, self._parameters, self._by_hand = model, parameters, by_hand
         self._schedules = schedules
         places = [*names, *((vars(home), "clip_grad_norm_") for home in (nn.utils, clip_grad))]
-        self._clips = [
-            (home, name, home[name])
-            for home, name in places
-            if home.get(name) is clip_grad.clip_grad_norm_ and _COMPILES not in sys.modules
-        ]
+        self._clips = [(home, name) for home, name in places if home.get(name) is _usual_clip]
         self._before: dict[int, dict[int, Tensor]] = {}  # copies, of optimizers whose step runs
         self.within: dict[int, set[int]] = {}
         self._used: dict[tuple[int, int], set[int]] = {}  # those that an optimizer has stepped on
@@ -165,9 +160,11 @@ class Watch:
             stack.callback(self._before.clear)
             for hook in self._hooks():
                 stack.callback(hook.remove)
-            for home, name, usual in self._clips:
-                home[name] = partial(self._clip, usual)
-                stack.callback(home.__setitem__, name, usual)
+            for home, name in self._clips:
+                home[name] = _watched_clip
+                stack.callback(home.__setitem__, name, _usual_clip)
+            _watching.append(self)
+            stack.callback(_watching.pop)
             yield seen
         for key, parameter in self._parameters.items():
             gradient = parameter.grad
@@ -200,12 +197,11 @@ class Watch:
 
     # ---- gradients
 
-    def _clip(self, usual: Any, parameters: Any, max_norm: Any, *args: Any, **options: Any) -> Any:
+    def clip(self, parameters: list[Tensor], max_norm: Any, *args: Any, **options: Any) -> Any:
         """Clip as asked for, and take down the norm before, and after which step that was."""
-        steps = sum(one.count for one in self.seen.steps.values())
-        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        size = usual(parameters, max_norm, *args, **options)
+        size = _usual_clip(parameters, max_norm, *args, **options)
         if float(max_norm) < math.inf:
+            steps = sum(one.count for one in self.seen.steps.values())
             self.seen.clips.append((float(size), steps))
         return size
 
@@ -375,6 +371,22 @@ class _ModeHook(OurHook):
         seen.goes_on |= bool(seen.steps) and root is self._watch.model
         if enabled and root is self._watch.model:
             seen.sizes |= {len(t) for t in find_tensors(batch) if t.ndim}
+
+
+_watching: list[Watch] = []
+"""The one whose call runs."""
+
+
+def _watched_clip(parameters: Any, *args: Any, **options: Any) -> Any:
+    """Stand in for `clip_grad_norm_` while a call runs.
+
+    It is one function for all calls, as a compiled step would be compiled anew for each other one,
+    and such a step is let through: a norm that is read would cut its graph.
+    """
+    if torch.compiler.is_compiling():
+        return _usual_clip(parameters, *args, **options)
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    return _watching[-1].clip(given, *args, **options)
 
 
 def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
