@@ -106,6 +106,8 @@ class Search:
         if pair is None or pair.reference is None:
             story = f"same input, and {first.link.candidate.layer} gives another output"
             return self._made(Pair(name, None, Change.REMOVED), "computation", first, story)
+        if not self._shows_inputs(pair) and any(self._unmatched_before(first)):
+            return self._between(first, parent(name), f"the output of {self._label(name)}")
         ours, theirs = self.a.layers[pair.reference], self.b.layers[pair.candidate or ""]
         is_merged = theirs.parameters and not ours.parameters  # a container is one layer now
         if self._runs_others(pair.reference) and not is_merged:
@@ -145,10 +147,17 @@ class Search:
         cause = _joined(self._settings(pair), self._operations(pair)) or self._code(pair)
         return self._made(pair, "computation", first, story, cause)
 
+    def _shows_inputs(self, pair: Pair) -> bool:
+        """Whether what a layer is given is known of the candidate: in compiled code it is not."""
+        known = self.a.of_role[pair.reference or "", "inputs"]
+        return not (self.b.in_torch and known) or bool(
+            self.b.of_role[pair.candidate or "", "inputs"]
+        )
+
     def _given(self, pair: Pair, story: str) -> str:
         """Return a story of a layer that begins with what it was given, as far as that is known."""
         name = pair.reference or ""
-        if self._is_off(name, "inputs"):
+        if self._is_off(name, "inputs") or not self._shows_inputs(pair):
             return story
         if self.a.of_role[name, "inputs"]:
             is_linked = any(one.key[:2] == (name, "inputs") for one in self.results)
