@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Loss
-from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.step.company import may_have_company
 from pytest_modelhealth.capture.step.guard import exited_whole
 from pytest_modelhealth.capture.step.switches import collected_rarely
@@ -563,8 +562,7 @@ class Inspector(NamesItsAttributes):
         settings = said.asked(settings)
         return settings, wing("probes.probing:Probing")(self._engine, request, settings, said)
 
-    def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
-        request = replace(request, collectors=collectors)
+    def _observe(self, request: Request) -> Observation:
         company, run = self._company(), self._engine.run
         if company is not None:
             run = partial(company.observed, run=run)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.capture.observing.sample_statistics import Collector, Visitor
+from pytest_modelhealth.capture.observing.sample_statistics import Visitor
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
@@ -46,7 +46,6 @@ class Request:
     scaler: Any = None
     selection: Selection = field(default_factory=Selection)
     visitor: Visitor | None = None
-    collectors: tuple[Collector, ...] = ()
     # is given the gradients of parameters after a backward pass that succeeded, and returns those
     # to report: their mean over the ranks that share the batch out
     averager: Callable[[list[Held]], list[Held]] | None = None

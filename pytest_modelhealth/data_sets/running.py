@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pytest_modelhealth.capture import Request
-from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.step.bare import in_mode
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.progress import track
@@ -93,7 +92,7 @@ def run_over(
     model: Any,
     has_loss: bool,
     request: Callable[[Any, Any], Request],
-    observe: Callable[[Request, tuple[Collector, ...]], Observation],
+    observe: Callable[[Request], Observation],
     probes: Callable[[Request], Any],
     *,
     training: bool | None = None,
@@ -125,7 +124,7 @@ def run_over(
                 inputs, target = pair(batch, f"batch {index}", _LOSS) if has_loss else (batch, None)
                 asked = request(inputs, target)
                 probing = probes(asked) if index == 0 else None
-                seen = with_places(observe(asked, ()))
+                seen = with_places(observe(asked))
                 seen = seen if probing is None else probing.after(seen)
             merged = seen if merged is None else merged.merge(seen)
     if merged is None:

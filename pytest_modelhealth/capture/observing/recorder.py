@@ -14,7 +14,6 @@ from pytest_modelhealth.capture.observing.flow import FlowRecorder
 from pytest_modelhealth.capture.observing.layer import Given, Held, Layer, Own, module_options
 from pytest_modelhealth.capture.observing.loss_calls import LossCalls
 from pytest_modelhealth.capture.observing.sample_statistics import (
-    Collector,
     Deviation,
     Visitor,
     equal_samples,
@@ -50,8 +49,8 @@ from pytest_modelhealth.statistics import Entry, Ledger, UnsupportedTensorError
 class Recorder:
     """The layers of one run. Tensors come in, are read at once, and are not kept.
 
-    A visitor is shown each tensor, collectors activations and gradients with what was found in
-    them. To measure by how much samples of the model's outputs deviate takes a pass over them.
+    A visitor is shown each tensor. To measure by how much samples of the model's outputs deviate
+    takes a pass over them.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class Recorder:
         scale: LossScale = NO_SCALE,
         samples: int = 0,
         visitor: Visitor | None = None,
-        collectors: Sequence[Collector] = (),
         *,
         compare_outputs: bool = True,
     ) -> None:
@@ -82,7 +80,6 @@ class Recorder:
         self.placement_of: Callable[[Tensor], Placement | None] | None = None
         self._selection = selection
         self._visitor = visitor
-        self._collectors = collectors
         self._compare_outputs = compare_outputs
         self._deviations: list[Deviation] = []
         self._loss: Entry | float | None = None
@@ -272,11 +269,11 @@ class Recorder:
                     layer.seen[role] = entry
             except UnsupportedTensorError as error:
                 layer.unsupported = str(error)
-        if self._visitor or self._collectors or self.placement_of:
-            self._show(layer, role, tensor, entry, unit_dimension)
+        if self._visitor or self.placement_of:
+            self._show(layer, role, tensor)
         return entry
 
-    def _show(self, layer: Layer, role: str, tensor: Tensor, entry: Any, unit_dim: Any) -> None:
+    def _show(self, layer: Layer, role: str, tensor: Tensor) -> None:
         """Show a tensor to those who look on."""
         if role in layer.roles and self.placement_of is not None:
             _place(layer, role, self.placement_of(tensor))
@@ -284,10 +281,6 @@ class Recorder:
                 _place(layer, role, layer.placements.get("inputs"))
         if self._visitor is not None:
             self._visitor.see(layer.name, role, "", tensor)
-        # inputs of other layers were activations before
-        if entry is not None and (role != "inputs" or not layer.name):
-            for collector in self._collectors:
-                collector.see(layer.name, role, tensor, entry, unit_dim)
 
     def add_gradient(
         self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
@@ -297,8 +290,6 @@ class Recorder:
             entry = self.reader.read_gradient(gradient, unit_dimension)
             for layer in layers:
                 layer.add("gradients", entry)
-                for collector in self._collectors:
-                    collector.see(layer.name, "gradients", gradient, entry, unit_dimension)
         except UnsupportedTensorError as error:
             for layer in layers:
                 layer.unsupported = str(error)

@@ -31,18 +31,6 @@ class Visitor(Protocol):
         """Take no tensor for one seen before: compiled code writes without a new version."""
 
 
-class Collector(Protocol):
-    """Sees activations and their gradients, and what the model was given, as it was read."""
-
-    def see(
-        self, layer: str, role: str, tensor: Tensor, entry: Entry, unit_dimension: int | None
-    ) -> None:
-        """See one tensor, which is the model's own: to be read now, never changed, never kept.
-
-        A gradient is still with the loss scale, and `entry`, what was found in it, without.
-        """
-
-
 class Deviation(NamedTuple):
     """What the samples of one output deviate by, and all its numbers."""
 

@@ -135,7 +135,6 @@ class _Step:
             self._scale,
             self._samples,
             request.visitor,
-            request.collectors,
         )
         note_source_lines(recorder)
         if company.on_ranks:
