@@ -36,7 +36,7 @@ class Run:
         self.samples = observation.samples // max(observation.batches, 1)
         self.steps, self.first = given[1] if len(given) > 1 else 0, given
         # the calls of a softmax, by the number that facts have of each
-        self._told = [(n, v) for n, v in made if v.facts]
+        self._told = [(n, v) for n, v in flow.operation_vertices.items() if v.facts]
         self.softmaxes = {v.facts["made"]: n for n, v in self.having("made")}
 
     def findings(self, rule: Callable[[Any], Faults]) -> Iterator[Finding]:
@@ -241,7 +241,9 @@ def _nothing_to_normalise(run: Run) -> Faults:
         if vertex.facts["among"] == 1 and number in run.given:
             what = "a vector of one value is divided by its length, which leaves its sign"
             yield number, what, "another dimension was meant", "fail"
-    for number, vertex in ((n, v) for n, v in enumerate(run.vertices) if v.has("quotient")):
+    for number, vertex in (
+        (n, v) for n, v in run.flow.operation_vertices.items() if v.has("quotient")
+    ):
         value, divisors = vertex.operands[:1], vertex.operands[1:]
         sums = [run.vertices[n] for o in divisors for n in run.before(o, "view", "sum")]
         facts = [s.facts for s in sums if s.has("total") and s.operands == value]

@@ -23,7 +23,6 @@ from pytest_modelhealth.statistics import TensorStatistics
 
 COLLAPSE = CHECKS["collapse"]
 
-
 _RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 _COARSEST = 2.0**-7
 
@@ -103,7 +102,7 @@ def _is_compared_with_itself(flow: Flow, out: TensorStatistics | None) -> bool:
     is_even = out is not None and out.min == out.max and out.max in {0.0, 1.0}
     compared = {
         number
-        for number, vertex in enumerate(graph.vertices)
+        for number, vertex in flow.operation_vertices.items()
         if vertex.has("difference", "quotient") and len(vertex.operands) == 2
         if vertex.passes_gradient(0) != vertex.passes_gradient(1)
         if is_even or flow.is_alike(*vertex.operands)

@@ -18,7 +18,6 @@ from pytest_modelhealth.statistics import TensorStatistics
 DEAD_UNITS = CHECKS["dead_units"]
 SATURATION = CHECKS["saturation"]
 
-
 _LIMITS = ("max_dead_fraction", "max_held_fraction")
 _NEGLIGIBLE = 2.0**-20
 _MANY_UNITS = 16
@@ -82,12 +81,12 @@ def _dead(record: LayerRecord, least: float | None) -> tuple[float, ...]:
     comes above it. Where samples line up by chance, both sides are alike.
     """
     out, given = record.activations, record.inputs
-    if out is None or out.units is None or out.dead_fraction is None:
+    fraction = dead = None if out is None else out.dead_fraction
+    if out is None or out.units is None or fraction is None or dead is None:
         return ()
-    fraction = out.dead_fraction
     if given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max:
         fraction = 1.0
-    if least is None or out.dead_fraction <= least:  # what is held down is dead
+    if least is None or dead <= least:  # what is held down is dead
         return (fraction,)
     if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
         return (fraction,)
@@ -152,7 +151,6 @@ _FINAL_SCORE = 16.0
 
 A trained router is one-hot for scores of 4, and can still change its mind.
 """
-
 
 _MASK_EXPONENT = 13  # masks add -1e4 or less, or -inf
 

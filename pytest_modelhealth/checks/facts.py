@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pytest_modelhealth.report import Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow.inferred import with_flow
-from pytest_modelhealth.settings.setting import parent
+from pytest_modelhealth.settings.setting import ancestors, parent
 from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 
@@ -102,7 +102,7 @@ def members(layer: str, layers: Mapping[str, LayerRecord]) -> Iterator[tuple[lis
 def innermost(records: Iterable[LayerRecord]) -> list[LayerRecord]:
     """Return the records that contain no other of them, in the order of completion."""
     records = list(records)
-    around = {parent(layer) for record in records for layer in enclosing(record.name)}
+    around = {layer for record in records for layer in ancestors(record.name)}
     return sorted((r for r in records if r.name not in around), key=completed)
 
 
@@ -175,14 +175,15 @@ def linear_maps(record: LayerRecord) -> list[LinearMap]:
     """
     maps = []
     for name, statistics in record.parameters.items():
-        shape = statistics.shape
-        fans = _fans(record, name, shape) if len(shape) > 1 else None
+        if len(shape := statistics.shape) < 2:
+            continue
         others = (s.shape for s in record.parameters.values() if len(s.shape) == len(shape))
         if len(shape) > 2 and any(
             shape != other and all(own in (1, size) for own, size in zip(shape, other, strict=True))
             for other in others
         ):
             continue
+        fans = _fans(record, name, shape)
         if fans is not None and statistics.count and not statistics.nonfinite_count:
             maps.append(LinearMap(name, statistics, *fans))
     return maps
@@ -283,17 +284,23 @@ def seems_trained(observation: Observation) -> bool:
     if any(map(_is_moved, ran)):
         return True
     norms = [record for record in ran if _has_scale_and_shift(record) and trainable(record)]
-    biases = [trainable(record).get("bias") for record in ran]
-    is_zero = any(bias is not None and bias.abs_max == 0.0 for bias in biases)
+    is_stepped = bool(norms) and all(map(has_moved, norms))
+    if is_stepped:
+        biases = [trainable(record).get("bias") for record in ran]
+        is_stepped = not any(bias is not None and bias.abs_max == 0.0 for bias in biases)
     counts = [t.max for r in ran if (t := r.buffers.get("num_batches_tracked")) is not None]
-    is_stepped = bool(norms) and all(map(has_moved, norms)) and not is_zero
     is_counted = any(count > observation.batches for count in counts)
     return (is_stepped or is_counted) and not is_fresh(observation)
 
 
 def _is_moved(record: LayerRecord) -> bool:
-    bias, maps = record.parameters.get("bias"), linear_maps(record)
-    if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
+    bias = record.parameters.get("bias")
+    if (
+        bias is None
+        or len(bias.shape) != 1
+        or not bias.std > 0.0
+        or not (maps := linear_maps(record))
+    ):
         return False
     return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
 
@@ -313,7 +320,6 @@ def _has_scale_and_shift(record: LayerRecord) -> bool:
 
 _BIAS_MARGIN = 1.01
 """bfloat16 rounds the bound by up to 0.4 %."""
-
 
 FEWEST_UNITS = 6
 HEALTHY_SPREAD = 1e-2

@@ -21,13 +21,12 @@ from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, nam
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.parts import named_ranks
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import dotted, is_inside
 from pytest_modelhealth.statistics import TensorStatistics
 
 FINITE = CHECKS["finite"]
 HEADROOM = CHECKS["headroom"]
-
 
 Bad = Callable[[TensorStatistics | None], bool]
 
@@ -62,10 +61,10 @@ def _state(observation: Observation) -> Iterator[Finding]:
     """
     cause = "an initialiser, a step or a checkpoint wrote it, or a running statistic met NaN"
     for record in observation.layers.values():
-        for role in ("parameters", "buffers"):
-            for name, statistics in record.tensors(role).items():
-                if statistics.nonfinite_count if role == "parameters" else statistics.nan_count:
-                    yield _violation(observation, record, role, statistics, cause, name)
+        found = [("parameters", n, s) for n, s in record.parameters.items() if s.nonfinite_count]
+        found += [("buffers", n, s) for n, s in record.buffers.items() if s.nan_count]
+        for role, name, statistics in found:
+            yield _violation(observation, record, role, statistics, cause, name)
 
 
 def _forward(observation: Observation, explained: set[str]) -> Iterator[Finding]:
@@ -74,14 +73,15 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Finding]
     A layer did that itself, or a forward did before it, by operations of its own.
     """
     is_bad: Bad = _is_nan_or_positive_inf
-    if not any(is_bad(record.activations) for record in called(observation)):
+    ill = [record for record in called(observation) if _is_not_finite(record.activations)]
+    if not any(is_bad(record.activations) for record in ill):
         is_bad = is_bad if math.isfinite(observation.loss or 0.0) else _is_not_finite
     root, flow = observation.layers[""], flow_of(observation)
     if root.inputs is not None and is_bad(root.inputs):
         cause = "the batch itself holds them: look at the data, not at the model"
         yield _violation(observation, root, "inputs", root.inputs, cause)
         return
-    bad = sorted((r for r in called(observation) if is_bad(r.activations)), key=completed)
+    bad = sorted((record for record in ill if is_bad(record.activations)), key=completed)
     if not bad:
         return
     reached = {*explained, *flow.reach(*(name for name in explained if name in flow))}
@@ -301,41 +301,45 @@ def _affected(
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028e38}
 _MASK = 0.9
 _FEWEST_VALUES = 16
+_WIDE = "bfloat16 or float32"
+_WITH_AN_END = ("activations", "parameters", "gradients", "parameter_gradients")
 
 
 def headroom(observation: Observation, settings: Settings) -> Iterator[Finding]:
-    """Yield the first layer of each role that comes too near the end of its dtype."""
-    planned, inner = str(settings["planned_dtype"].value), leaves(observation)
-    for role in ("activations", "parameters", "gradients", "parameter_gradients"):
-        found: list[Finding] = []
-        for record in inner:
+    """Yield the first tensor of each role that comes too near the end of its dtype."""
+    found: dict[str, Finding] = {}
+    planned, end = str(settings["planned_dtype"].value), _LARGEST["float16"]
+    for record in leaves(observation):
+        limit = settings.limit("max_range_used", record.name)
+        for role in _WITH_AN_END if limit.value is not None else ():
             for tensor, statistics in record.tensors(role).items():
-                if statistics.count - statistics.zero_count < _FEWEST_VALUES:
-                    continue
-                for dtype in sorted({statistics.dtype, planned} & _LARGEST.keys()):
-                    used = statistics.abs_max / _LARGEST[dtype]
-                    if settings.exceeded("max_range_used", record.name, used) is not None:
-                        found += _overflow(record, role, tensor, dtype, settings)
-        yield from found[:1]
+                # float16 ends before the others
+                if statistics.abs_max / end > limit.value and role not in found:
+                    for one in _overflow(record, role, tensor, planned, limit):
+                        found.setdefault(role, one)
+    yield from (found[role] for role in _WITH_AN_END if role in found)
 
 
 def _overflow(
-    record: LayerRecord, role: str, tensor: str, dtype: str, settings: Settings
+    record: LayerRecord, role: str, tensor: str, planned: str, limit: Limit
 ) -> Iterator[Finding]:
+    statistics = record.tensors(role)[tensor]
+    if statistics.count - statistics.zero_count < _FEWEST_VALUES or statistics.nonfinite_count:
+        return
     # leaving out the lowest number of a dtype, which masks use
-    statistics, largest = record.tensors(role)[tensor], _LARGEST[dtype]
     is_mask = statistics.min <= -_MASK * _LARGEST.get(statistics.dtype, _LARGEST["float32"])
     reached = statistics.max if is_mask else statistics.abs_max
-    limit = settings.exceeded("max_range_used", record.name, reached / largest)
-    if limit is not None and not statistics.nonfinite_count:
-        yield HEADROOM.violation(
-            record,
-            f"its {role.replace('_', ' ')} reach {reached:.4g}, {reached / largest:.3g} times the "
-            f"largest number of {dtype} ({largest:.5g})",
-            value=reached / largest,
-            limit=limit,
-            role=role,
-            tensor=tensor,
-            cause="the next batch may overflow: scale down, normalise, or use bfloat16 or float32",
-            details=largest_at(record, role) if reached == statistics.abs_max else (),
-        )
+    for dtype in sorted({statistics.dtype, planned} & _LARGEST.keys()):
+        used = reached / _LARGEST[dtype]
+        if used > limit.value:
+            yield HEADROOM.violation(
+                record,
+                f"its {role.replace('_', ' ')} reach {reached:.4g}, {used:.3g} times the "
+                f"largest number of {dtype} ({_LARGEST[dtype]:.5g})",
+                value=used,
+                limit=limit,
+                role=role,
+                tensor=tensor,
+                cause=f"the next batch may overflow: scale down, normalise, or use {_WIDE}",
+                details=largest_at(record, role) if reached == statistics.abs_max else (),
+            )

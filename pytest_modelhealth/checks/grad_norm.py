@@ -7,7 +7,7 @@ the next layers from which most of its gradient comes. What a step makes of it i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -34,6 +34,7 @@ from pytest_modelhealth.statistics import TensorStatistics
 GRAD_NORM = CHECKS["grad_norm"]
 
 _SMALLEST_WEIGHT_RMS = 0.01
+_BOUNDS = (("max_grad_norm", "over"), ("min_grad_norm", "under"))
 
 
 class _Walk:
@@ -68,25 +69,28 @@ def _relative_gradient(record: LayerRecord) -> float:
     Weights near zero (a zero-initialised output, a fresh adapter) have no scale of their own and
     count as 0.01.
     """
-    names = [name for name in trainable(record) if name in record.parameter_gradients]
-    weights = _rms([record.parameters[name] for name in names])
-    gradients = _rms([record.parameter_gradients[name] for name in names])
+    learning = trainable(record)
+    both = [(learning[n], s) for n, s in record.parameter_gradients.items() if n in learning]
+    weights, gradients = (_rms(seen) for seen in zip(*both, strict=True)) if both else (0.0, 0.0)
     return gradients / max(weights, _SMALLEST_WEIGHT_RMS)
 
 
-def _rms(statistics: list[TensorStatistics]) -> float:
-    count = sum(s.finite_count for s in statistics)
-    return math.sqrt(math.fsum(s.norm**2 for s in statistics) / count) if count else 0.0
+def _rms(statistics: Sequence[TensorStatistics]) -> float:
+    count = sum([s.finite_count for s in statistics])
+    return math.sqrt(math.fsum([s.norm**2 for s in statistics]) / count) if count else 0.0
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield layers whose gradient norm is out of bounds."""
     walk = _Walk(observation)
     for record in walk.records:
+        bounds = [one for one in _BOUNDS if settings.limit(one[0], record.name).value is not None]
+        if not bounds:
+            continue
         # the L2 norm; over several batches, the root mean square of theirs
         squares = math.fsum(s.norm**2 for s in record.parameter_gradients.values())
         norm = math.sqrt(squares / observation.batches)
-        for name, word in (("max_grad_norm", "over"), ("min_grad_norm", "under")):
+        for name, word in bounds:
             if (limit := settings.exceeded(name, record.name, norm)) is not None:
                 message = f"gradient norm {norm:.3g} is {word} {limit.value:g}"
                 cause = _what_makes_it(record, observation)

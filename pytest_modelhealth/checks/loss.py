@@ -244,8 +244,8 @@ def _cosines(observation: Observation, flow: Flow) -> Faults:
     vertices, calls = flow.graph.vertices, observation.loss_calls
     has_cosines = any(c.cosines and c.classes >= _MANY_CLASSES for c in calls)
     is_of_any = bool(calls) and not any(c.cosines for c in calls)
-    given = flow.after(*(n for n, v in enumerate(vertices) if v.kind == "input"))
-    for vertex in vertices if has_cosines or is_of_any else ():
+    inputs = [n for n, v in enumerate(vertices) if v.kind == "input"]
+    for vertex in flow.operation_vertices.values() if has_cosines or is_of_any else ():
         if not (vertex.call < 0 and vertex.has("softmax") and vertex.operands):
             continue  # cross_entropy is a log_softmax in the graph
         number, scale = vertex.operands[0], 1.0
@@ -256,7 +256,7 @@ def _cosines(observation: Observation, flow: Flow) -> Faults:
             elif not made.has("view"):
                 break
             number = made.operands[0]
-        if is_of_any and made.has("matrix") and given.issuperset(made.operands[:2]):
+        if is_of_any and made.has("matrix") and flow.after(*inputs).issuperset(made.operands[:2]):
             if len({*made.operands}) == 2 and abs(scale) > 1.0 / _SMALL_SCALE:
                 what = f"the loss{at(vertex.line)} is given products of vectors of any length, "
                 cause = "cosines are divided by a temperature: normalise both to one length before"
@@ -274,7 +274,7 @@ def _targets_by_hand(observation: Observation, flow: Flow) -> Faults:
     Advantages of all actions are a difference or product, and may be negative.
     """
     vertices = flow.graph.vertices
-    for vertex in vertices:
+    for vertex in flow.operation_vertices.values():
         is_of_a_loss = vertex.call >= 0 or observation.loss_path is not None
         if not is_of_a_loss or "likelihood" not in vertex.facts:
             continue  # without a loss the output is multiplied by random numbers
@@ -303,7 +303,7 @@ def _overlaps(observation: Observation, flow: Flow) -> Faults:
     That is a sum of ``a * b`` divided by sums of both.
     """
     vertices, layers, weights = flow.graph.vertices, observation.layers, summands(flow)
-    for number, vertex in enumerate(vertices):
+    for number, vertex in flow.operation_vertices.items():
         if not vertex.has("quotient") or len(vertex.operands) != 2:
             continue
         above, below = (set(_summed(operand, flow)) for operand in vertex.operands)

@@ -96,7 +96,7 @@ def _all_pairs(flow: Flow) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     A loss that itself brings one into that shape compares all pairs on purpose.
     """
     vertices = flow.graph.vertices
-    for vertex in vertices:
+    for vertex in flow.operation_vertices.values():
         sizes = vertex.facts.get("sizes") if vertex.call < 0 and vertex.live else None
         if sizes is None or not vertex.has("sum", "product", "quotient"):
             continue
@@ -140,7 +140,7 @@ def _signs(observation: Observation, flow: Flow) -> Faults:
         what = f"`{vertex.name}`" if vertex.has("loss") else "the divergence of a normal"
         what = f"the loss falls as {what}{at(vertex.line)} grows: it is subtracted"
         yield what, f"{cause}; an adversary's loss may be meant so", "warn"
-    for vertex in vertices:
+    for vertex in flow.operation_vertices.values():
         is_pair = len(vertex.operands) == 2 and len({*vertex.operands}) == 1 and not vertex.cuts
         if is_pair and vertex.call < 0 and vertex.live and vertex.has("difference"):
             what = f"the loss subtracts a value from itself{at(vertex.line)}: that is zero"
@@ -211,7 +211,7 @@ def _latents(observation: Observation, flow: Flow) -> Faults:
     vertices, weights = flow.graph.vertices, summands(flow)
     spreads = [  # of what noise is multiplied by: where, what it is the exponential of, times what
         (vertex.line, *exponent)
-        for vertex in vertices
+        for vertex in flow.operation_vertices.values()
         if vertex.has("product") and len(vertex.operands) == 2
         for one, other in (vertex.operands, vertex.operands[::-1])
         if vertices[other].has("draw") and (exponent := _exponent(one, flow))
@@ -242,7 +242,7 @@ def _alike_targets(observation: Observation, flow: Flow) -> Faults:
     Of what is made alone it is what a generator is taught by.
     """
     vertices, asked = flow.graph.vertices, dict[tuple[str, str], list[set[str]]]()
-    for number, vertex in enumerate(vertices):
+    for number, vertex in flow.operation_vertices.items():
         if vertex.has("loss") and vertex.live and len(vertex.operands) == 2:
             made, target = (flow.as_it_is(operand)[-1] for operand in vertex.operands)
             feeding = flow.names_of(flow.walk([number], back=True)) & observation.layers.keys()
@@ -258,7 +258,7 @@ def _alike_targets(observation: Observation, flow: Flow) -> Faults:
 
 def _dead(_: Observation, flow: Flow) -> Faults:
     """Yield calls of torch's losses whose value goes nowhere."""
-    for vertex in flow.graph.vertices if flow.graph.loss is not None else ():
+    for vertex in flow.operation_vertices.values() if flow.graph.loss is not None else ():
         if vertex.facts.get("unused") and vertex.has("loss"):
             what = f"the value of `{vertex.name}`{at(vertex.line)} is dropped: nothing takes it"
             cause = "`loss = ` where `loss += ` was meant, or a term that is left out of the sum"
@@ -319,7 +319,7 @@ def _terms(observation: Observation, flow: Flow) -> Faults:
 def _targets(_: Observation, flow: Flow) -> Faults:
     """Yield targets that are a sum of data and of what a network gives, with its gradient."""
     vertices = flow.graph.vertices
-    for vertex in vertices:
+    for vertex in flow.operation_vertices.values():
         is_pair = len(vertex.operands) == 2 and vertex.live and not vertex.cuts
         is_loss = vertex.has("elementwise") or (vertex.has("difference") and vertex.call < 0)
         if not is_pair or not is_loss:
@@ -338,8 +338,9 @@ def _targets(_: Observation, flow: Flow) -> Faults:
 def _draws(observation: Observation, flow: Flow) -> Faults:
     """Yield random draws by trainable values that pass none of them a gradient, fed to layers."""
     vertices = flow.graph.vertices
-    to_loss = flow.walk([flow.graph.loss or 0], "gradient", back=True)
-    for number, vertex in ((n, v) for n, v in enumerate(vertices) if v.has("sample")):
+    sampled = [(n, v) for n, v in flow.operation_vertices.items() if v.has("sample")]
+    to_loss = flow.walk([flow.graph.loss or 0] if sampled else (), "gradient", back=True)
+    for number, vertex in sampled:
         made_by = {held for operand in vertex.operands for held in flow.as_it_is(operand)}
         origins = {held for held in made_by if vertices[held].live}
         is_flat = not vertex.live or vertex.has("flat")  # of bernoulli gradients of zero come
@@ -358,7 +359,7 @@ def _draws(observation: Observation, flow: Flow) -> Faults:
 def _spread(_: Observation, flow: Flow) -> Faults:
     """Yield sums over the batch that are added to one number a sample."""
     vertices = flow.graph.vertices
-    for vertex in vertices:
+    for vertex in flow.operation_vertices.values():
         count = vertex.facts.get("samples") if vertex.live and not vertex.cuts else None
         for operand in vertex.operands if count is not None else ():
             held = operand

@@ -64,9 +64,10 @@ def _detached_states(observation: Observation) -> Iterator[Finding]:
     steps are truncated backpropagation. Where each call takes the same again, as in the search for
     a fixed point, the gradient of the last alone may be meant.
     """
-    learning = [record.name for record in observation.layers.values() if learns(record)]
     by_line: dict[str, list[Recurrence]] = defaultdict(list)
-    for one in flow_of(observation).cut_recurrences():
+    recurrences = flow_of(observation).cut_recurrences()
+    learning = [r.name for r in observation.layers.values() if learns(r)] if recurrences else []
+    for one in recurrences:
         is_detached = {cut.operation for cut in one.cuts} <= having("detach")
         if is_detached and any(n == one.layer or is_inside(n, one.layer) for n in learning):
             by_line[one.cuts[0].line].append(one)
@@ -124,7 +125,15 @@ def _stories(observation: Observation) -> Iterator[_Story]:
     for name in sorted(endings, key=lambda name: -completed(lost[endings[name].last])):
         last, cut = endings[name].last, endings[name].cut
         record, is_dropped = lost[last], last in flow and last not in flow.used
-        is_end = is_dropped and _ends_a_list(last, observation, flow)
+        is_end = (
+            is_dropped
+            and any(  # nothing is used of the last of a list, and of others is
+                alike[-1:] == [last]
+                and around[-1] not in flow.used
+                and not flow.used.isdisjoint(alike)
+                for around, alike in members(last, observation.layers)
+            )
+        )
         if is_end or is_in_an_empty_part(record, observation):
             continue
         place: object = last  # what one line does in every block is one fault
@@ -164,7 +173,8 @@ def _lost(observation: Observation) -> dict[str, LayerRecord]:
 
 def _lacking(record: LayerRecord) -> list[str]:
     """Return the trainable parameters that got no gradient."""
-    if "parameter_gradients" not in record.watched:
+    is_whole = record.parameter_gradients.keys() >= record.parameters.keys()
+    if is_whole or "parameter_gradients" not in record.watched:
         return []
     return [name for name in trainable(record) if name not in record.parameter_gradients]
 
@@ -231,14 +241,6 @@ def _later_of_its_list(name: str, observation: Observation, flow: Flow) -> str:
         if used := [other for other in later if other in flow.used]:
             return used[-1]
     return ""
-
-
-def _ends_a_list(name: str, observation: Observation, flow: Flow) -> bool:
-    """Whether nothing of the last member of a list is used, while what those before it gave is."""
-    return any(
-        alike[-1:] == [name] and around[-1] not in flow.used and not flow.used.isdisjoint(alike)
-        for around, alike in members(name, observation.layers)
-    )
 
 
 def _why(story: _Story, flow: Flow) -> tuple[str, str]:

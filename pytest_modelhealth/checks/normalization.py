@@ -30,8 +30,12 @@ _FUSED = "scaled_dot_product_attention"
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield normalisations and dropouts that do not do their work."""
+    concerned, changing = having("normalization") | {_FUSED}, {"training_before", "dropout_p"}
     for record in called(observation):
-        for rule in (_modes, _dropped, _scale, _over_one_value):
+        kind, is_told = record.type_name, not changing.isdisjoint(record.options)
+        if not (is_told or record.buffers or "Dropout" in kind or kind in concerned):
+            continue
+        for rule in (_modes, _scale, _over_one_value):
             for what, cause, grade in rule(record, observation):
                 told = {"cause": cause, "severity": grade}
                 yield NORMALIZATION.fault(record, what, independent=True, **told)
@@ -59,7 +63,7 @@ def _cancelled(observation: Observation) -> Iterator[Finding]:
 
 
 def _modes(record: LayerRecord, observation: Observation) -> Faults:
-    """Yield what trains in a model that is evaluated, and dropout by a function there.
+    """Yield what trains in a model that is evaluated, dropout by a function there or of rate 1.
 
     Monte Carlo dropout is so by design. Fused attention has no word for its mode: there the rate
     that is passed is for training alone.
@@ -92,6 +96,10 @@ def _modes(record: LayerRecord, observation: Observation) -> Faults:
         cause += "" if is_fused else ", or use nn.Dropout; Monte Carlo dropout is meant so"
         grade: Severity = "fail" if is_fused else "warn"
         yield f"{what} layer is in evaluation mode: the output is random", cause, grade
+    is_on = "Dropout" in record.type_name and options.get("training") is True
+    if _functional_rate(record) >= 1.0 or (is_on and _number(options.get("p")) >= 1.0):
+        cause = "its rate is 1: the share to keep was meant, or a schedule ran past its end"
+        yield "its dropout drops all that it is given", cause, "fail"
 
 
 def _number(value: object) -> float:
@@ -102,14 +110,6 @@ def _functional_rate(record: LayerRecord) -> float:
     """Return the rate of the functional dropout that a layer's own code calls, if it is on."""
     is_on = record.options.get("dropout_training") is True
     return _number(record.options.get("dropout_p")) if is_on else 0.0
-
-
-def _dropped(record: LayerRecord, _: Observation) -> Faults:
-    """Yield a dropout of a rate of 1, or one that a layer's own code calls."""
-    is_on = "Dropout" in record.type_name and record.options.get("training") is True
-    if _functional_rate(record) >= 1.0 or (is_on and _number(record.options.get("p")) >= 1.0):
-        cause = "its rate is 1: the share to keep was meant, or a schedule ran past its end"
-        yield "its dropout drops all that it is given", cause, "fail"
 
 
 # ---- running statistics -------------------------------------------------------------------------

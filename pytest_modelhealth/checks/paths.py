@@ -63,12 +63,6 @@ def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerR
             return way
 
 
-def feeds_weights(observation: Observation, record: LayerRecord) -> bool:
-    """Whether values of a layer get to weights of others, by any way."""
-    reached = (observation.layers.get(name) for name in flow_of(observation).reach(record.name))
-    return any(other is not None and linear_maps(other) for other in reached)
-
-
 def nearest(
     observation: Observation, numbers: Mapping[str, float], *, back: bool = False, by: By = "value"
 ) -> dict[str, tuple[float, str]]:

@@ -23,7 +23,6 @@ from pytest_modelhealth.checks.facts import (
 from pytest_modelhealth.checks.paths import (
     as_given,
     factors,
-    feeds_weights,
     is_floating,
     nearest,
     normalizer,
@@ -37,7 +36,6 @@ from pytest_modelhealth.statistics import TensorStatistics
 ACTIVATION_SCALE = CHECKS["activation_scale"]
 INITIAL_WEIGHTS = CHECKS["initial_weights"]
 
-
 _JUMP = 10.0
 _RISEN = 3.0
 _MASK = 1e8
@@ -46,13 +44,10 @@ _MASK = 1e8
 def activation_scale(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the layers where activations begin to grow too large, if they do."""
     inner = {r.name: r for r in leaves(observation) if _is_judged(r.activations)}
-    yield from _grown(observation, settings, inner, _bases(observation, inner))
+    yield from _grown(observation, settings, inner)
 
 
-_Records = dict[str, LayerRecord]
-
-
-def _bases(observation: Observation, inner: _Records) -> dict[str, float]:
+def _bases(observation: Observation, inner: dict[str, LayerRecord]) -> dict[str, float]:
     """Return what each layer's scale is compared with: the inputs it is made of, at least 1."""
     flow, root = flow_of(observation), observation.layers.get("")
     whole, given = None if root is None else root.inputs, dict[str, float]()
@@ -67,10 +62,11 @@ def _bases(observation: Observation, inner: _Records) -> dict[str, float]:
 
 
 def _grown(
-    observation: Observation, settings: Settings, inner: _Records, bases: dict[str, float]
+    observation: Observation, settings: Settings, inner: dict[str, LayerRecord]
 ) -> Iterator[Finding]:
     """Yield where growths begin, if other weights come after and what is next does not end them."""
     scales = {name: _rms(record.activations) for name, record in inner.items()}
+    bases = _bases(observation, inner)
     limits = {name: settings.limit("max_activation_growth", name) for name in inner}
     if all(scale / bases[name] <= limits[name].value for name, scale in scales.items()):
         return
@@ -189,13 +185,15 @@ def _constant(observation: Observation, record: LayerRecord, found: LinearMap) -
     shape, value = found.weights.shape, found.weights.mean
     is_depthwise = len(shape) > 2 and shape[1] == 1 and record.options.get("groups", 1) != 1
     if shape[0] > 1 and not is_depthwise:
+        layers, reached = observation.layers, flow_of(observation).reach(record.name)
+        feeds_weights = any(linear_maps(layers[name]) for name in reached if name in layers)
         yield INITIAL_WEIGHTS.fault(
             record,
             f"all {found.weights.count} values of its {found.tensor} are equal, {value:.3g}",
             tensor=found.tensor,
             cause="a constant initialiser: all its units compute the same and get the same "
             "gradient, so they stay one unit; initialise at random",
-            severity="fail" if feeds_weights(observation, record) else "warn",
+            severity="fail" if feeds_weights else "warn",
         )
 
 

@@ -16,7 +16,7 @@ def _doubled(run: Run) -> Faults:
     # of several results each may be another
     several = (call.outputs for call in run.flow.graph.calls if len(call.outputs) > 1)
     unsure = {number for outputs in several for number in outputs}
-    for number, vertex in enumerate(run.vertices):
+    for number, vertex in run.flow.operation_vertices.items():
         is_of_two = vertex.function in ("add", "cat", "stack", "where") and vertex.live
         is_of_two &= vertex.call >= 0 and unsure.isdisjoint(vertex.operands)
         if is_of_two and 2 in Counter(vertex.operands).values():
@@ -32,8 +32,10 @@ def _without_effect(run: Run) -> Faults:
     """Yield activations of what came of the same one, and the lesser of a value and its clamp."""
     calls = run.flow.graph.calls
     for number, vertex in enumerate(run.vertices):
-        record, is_bound = run.record(number), vertex.function.startswith(("max", "min"))
+        record, is_bound = run.record(number), vertex.name.startswith(("max", "min"))
         name, operands = record and record.activation, vertex.operands
+        if not (name or is_bound or vertex.facts):
+            continue
         made = [run.before(o, "whole", "pad")[-1] for o in operands if name or is_bound]
         before = run.record(made[0]) if name and made else None
         if before is not None and before.activation == name:
@@ -87,7 +89,7 @@ def _overwritten(run: Run) -> Faults:
     Where the block itself calls it, what it returns may be the skip that is meant.
     """
     calls = run.flow.graph.calls
-    for number, vertex in enumerate(run.vertices):
+    for number, vertex in run.flow.operation_vertices.items():
         is_sum = vertex.has("sum") and not vertex.has("difference") and vertex.call >= 0
         for skip in vertex.operands if is_sum else ():
             made, others = run.vertices[skip], set(vertex.operands) - {skip}
@@ -114,7 +116,7 @@ def _untaken(run: Run) -> Faults:
             is_taken = any(run.takers[n] or n in ends for n in call.outputs)
             cause = "`act(x)` where `x = act(x)` was meant: it changes nothing in place"
             made.append((call.outputs[0], "what it returns is dropped", cause, is_taken))
-    for number, vertex in enumerate(run.vertices):
+    for number, vertex in run.flow.operation_vertices.items():
         is_taken, name = bool(run.takers[number]) or number in ends, f"`{vertex.function}`"
         if vertex.facts.get("is_held") is False and not _is_kept(run, vertex):
             cause = "indexing by a mask or a list copies, and what is written there is lost"
@@ -162,7 +164,7 @@ def _pieces(run: Run) -> Iterator[tuple[int, str, str, bool]]:
 
 def remembered(run: Run) -> Faults:
     """Yield writes into a plain tensor that the model keeps."""
-    for number, vertex in enumerate(run.vertices):
+    for number, vertex in run.flow.operation_vertices.items():
         held = (run.vertices[run.flow.as_it_is(n)[-1]].kind for n in vertex.operands)
         if vertex.facts.get("is_held") and vertex.call >= 0 and Kind.UNKNOWN in held:
             what = "it writes into a tensor that it keeps, and that is no buffer"

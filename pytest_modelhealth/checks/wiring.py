@@ -136,7 +136,9 @@ def _never_called(run: _Modules) -> Faults:
     stories = [*_stand_ins(run)]
     yield from stories
     passed = {name for layers, *_ in stories if not isinstance(layers, int) for name in layers[1:]}
-    is_routed = any(v.has("route") or v.function == "item" for v in run.vertices)
+    is_routed = any(
+        v.has("route") or v.function == "item" for v in run.flow.operation_vertices.values()
+    )
     is_routed |= run.layers[""].options.get("draws_in_python") is True  # skipped by chance
     told, records = dict[str, int](), run.layers.values()
     has_run = any(record.entered is not None for record in records if record.name)
@@ -263,9 +265,6 @@ def _odd_blocks(run: _Modules) -> Faults:
         yield (layer,), text, f"{cause}: nothing that was seen tells", "warn"
 
 
-# ---- tables asked for one row -------------------------------------------------------------------
-
-
 def _one_map(run: _Modules) -> Faults:
     """Tell of linear maps in a row with nothing between, which are no more than one.
 
@@ -279,7 +278,12 @@ def _one_map(run: _Modules) -> Faults:
         for name, found in maps.items()
         if len(found) == 1 and found[0].tensor == "weight" and len(found[0].weights.shape) == 2
     }
+    # what no other of them is called with, in another layout at most, need not be asked for
+    taken = [n for name in plain for call in run.flow.calls(name) for n in call.inputs]
+    held = run.flow.walk(taken, "whole", back=True)
     for name, one in plain.items():
+        if run.flow.values[name] and held.isdisjoint(run.flow.values[name]):
+            continue
         as_it_is = run.flow.consumers(name, as_it_is=True)
         behind = plain.get(as_it_is[0]) if len(as_it_is) == 1 else None
         if behind and one.fan_out >= min(one.fan_in, behind.fan_out):
@@ -301,7 +305,7 @@ def _one_row(run: _Modules) -> Faults:
     They are constants, where no other table tells positions. Of ids that come of the batch
     `inputs` tells.
     """
-    facts = (vertex.facts for vertex in run.vertices)
+    facts = (vertex.facts for vertex in run.flow.operation_vertices.values())
     tells = any(one.get("is_varied") == (True,) and one["along"] == 1 for one in facts)
     alike = list[tuple[LayerRecord, TensorStatistics, Vertex]]()
     for record in run.layers.values():

@@ -110,7 +110,7 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
         return
     flow = flow_of(observation)
     names: dict[str, list[str]] = defaultdict(list)  # of parameters, by what the flow calls them
-    is_routed, inner = any(v.has("route") for v in flow.graph.vertices), {*flow.layers}
+    is_routed, inner = any(v.has("route") for v in flow.operation_vertices.values()), {*flow.layers}
     for full, record in zero.items():
         name = record.name if record.name in inner else full
         if name in flow and not _is_by_design(name, record, observation, is_routed):

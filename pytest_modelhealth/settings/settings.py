@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from pytest_modelhealth.errors import SettingsError, suggest
@@ -130,7 +130,7 @@ class Settings(Mapping[str, Limit]):
         """Every setting there is: the general ones, then in the order of the checks."""
         return tuple(self._declared.values())
 
-    @property
+    @cached_property
     def layer_limits(self) -> tuple[LayerLimit, ...]:
         """The thresholds by layer pattern; of those that match a layer, the last one wins."""
         return self._limits["thresholds"].value if "thresholds" in self._limits else ()

@@ -35,14 +35,11 @@ def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Find
             stories.append(_Story(event, flow))
         else:
             story.folded.append(_with_evidence(event.violation, observation, flow))
-    folded = {id(story.root.violation): tuple(story.folded) for story in stories}
-    return [
-        finding
-        if finding.grade == "unsure"
-        else replace(_with_evidence(finding, observation, flow), folded=folded[id(finding)])
-        for finding in findings
-        if finding.grade == "unsure" or id(finding) in folded
-    ]
+    told = dict[int, Finding]()
+    for story in stories:
+        root = _with_evidence(story.root.violation, observation, flow)
+        told[id(story.root.violation)] = replace(root, folded=tuple(story.folded))
+    return [told.get(id(one), one) for one in findings if one.grade == "unsure" or id(one) in told]
 
 
 _BACKWARD_ROLES = ("gradients", "parameter_gradients")
@@ -69,7 +66,7 @@ def _event(observation: Observation, violation: Finding, rank: int) -> _Event:
     if role in _BACKWARD_ROLES:
         return _Event(_BACKWARD, -ended, rank, violation)
     if role == "activations":
-        if _is_not_finite(violation):  # what a layer's own forward makes, before it returns
+        if violation.check == "finite":  # what a layer's own forward makes, before it returns
             shown = (observation.layers[name] for name in violation.affected)
             bad = [r for r in shown if r.activations is not None and r.activations.nonfinite_count]
             ended = min((ended, *(completed(r) - 0.5 for r in bad)))
@@ -109,7 +106,7 @@ class _Story:
         reaches_loss = self._flow.graph.loss is None or "loss" in self.after
         if fault.between_ranks or symptom.between_ranks:
             return symptom.layer == fault.layer and symptom.check in _FOLLOWING.get(fault.check, ())
-        if symptom.independent or (_is_not_finite(symptom) and fault.check in _SILENT):
+        if symptom.independent or (symptom.check == "finite" and fault.check in _SILENT):
             return False
         if effect.stage is _FORWARD:
             return self._explains_forward(symptom)
@@ -119,7 +116,7 @@ class _Story:
             return True
         if self.root.stage is _BACKWARD:  # bounds on gradients hold for each layer by itself
             return fault.check != symptom.check and symptom.layer in self.before
-        if _is_not_finite(fault):  # through the loss it reaches every gradient
+        if fault.check == "finite":  # through the loss it reaches every gradient
             return reaches_loss
         return symptom.layer in self.before or symptom.layer in self.after
 
@@ -133,7 +130,7 @@ class _Story:
             return fault.layer == symptom.layer
         if symptom.role == "parameters":
             return False
-        if symptom.role == "activations" and _is_not_finite(symptom) and _is_not_finite(fault):
+        if symptom.role == "activations" and symptom.check == "finite" and fault.check == "finite":
             return fault.role in _STATE_ROLES and symptom.layer == fault.layer  # of finite inputs
         return symptom.layer in self.after
 
@@ -147,10 +144,6 @@ _FOLLOWING = {
 
 _SILENT = ("dead_units", "saturation", "collapse")
 """A signal that went silent makes no NaN."""
-
-
-def _is_not_finite(violation: Finding) -> bool:
-    return violation.check == "finite"
 
 
 def _with_evidence(violation: Finding, observation: Observation, flow: Flow) -> Finding:

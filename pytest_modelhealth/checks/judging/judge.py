@@ -40,8 +40,7 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
     else:
         observation = with_flow(observation)
     judged = _judged_layers(observation, settings)
-    findings: list[Finding] = []
-    broken: list[Finding] = []
+    findings, broken = list[Finding](), list[Finding]()
     for check in checks:
         try:
             for finding in _findings(check, observation, settings):
@@ -59,12 +58,9 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
     unfitted = Unfitted(observation, settings.checks)
     notes = [f for f in findings if f.grade == "note" and not judged.isdisjoint(f.layers)]
     findings = [f for f in findings if f.grade != "note"]
-    shown = [  # a fault is about all layers that show it
-        f
-        for f in _folded(observation, findings, settings, unfitted)
-        if not judged.isdisjoint(f.layers)
-    ]
-    shown = _waived(shown, settings, unfitted)
+    folded = _folded(observation, findings, settings, unfitted)
+    # a fault is about all layers that show it
+    shown = _waived((f for f in folded if not judged.isdisjoint(f.layers)), settings, unfitted)
     # a check on gradients was to run, and none has said what is missing
     on_gradients = {check.name for check in checks if check.role == "parameter_gradients"}
     is_missed = bool(on_gradients) and on_gradients.isdisjoint(f.check for f in findings)
@@ -183,15 +179,11 @@ def _graded(finding: Finding, settings: Settings) -> Finding:
         grade = "fail" if strict.value else "warn"
     if finding.grade in ("unsure", "note", grade):
         return finding
+    message, details = finding.message, finding.details
     if grade == "fail" and is_unset:
-        why = f"a warning, which fails as strict is set ({strict.origin})"
-        return replace(
-            finding,
-            grade=grade,
-            message=f"{finding.message} (strict)",
-            details=(why, *finding.details),
-        )
-    return replace(finding, grade=grade)
+        message = f"{message} (strict)"
+        details = (f"a warning, which fails as strict is set ({strict.origin})", *details)
+    return replace(finding, grade=grade, message=message, details=details)
 
 
 def _waived(findings: Iterable[Finding], settings: Settings, unfitted: Unfitted) -> list[Finding]:
@@ -219,12 +211,8 @@ def why_nothing(observation: Observation, *, gradients: bool) -> Finding | None:
     gradient of one.
     """
     ran = [record for record in called(observation) if "activations" in record.watched]
-    numbers = [
-        record.status is not Status.UNSUPPORTED
-        if record.activations is None
-        else record.activations.count > 0
-        for record in ran
-    ]
+    outputs = [(record.activations, record.status is not Status.UNSUPPORTED) for record in ran]
+    numbers = [is_known if out is None else out.count > 0 for out, is_known in outputs]
     is_silent = bool(ran) and ran[0].name == "" and ran[0].reason.endswith(", no tensor")
     if ran and (is_silent or not any(numbers)):
         reason = f"nothing came ({ran[0].reason}): return what it computes, consume generators"

@@ -67,8 +67,7 @@ class Flow(Index):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The tensors of the batch, in order: ``"input 0"``."""
-        named = (v.name for v in self.graph.vertices if v.kind is Kind.INPUT)
-        return tuple(dict.fromkeys(named))
+        return tuple(dict.fromkeys(v.name for v in self.graph.vertices if v.kind is Kind.INPUT))
 
     def __reduce__(self) -> tuple[Callable[[Graph], Flow], tuple[Graph]]:
         return _rebuilt, (self.graph,)
@@ -214,9 +213,9 @@ class Flow(Index):
         for number in reversed(range(len(vertices))) if back else range(len(vertices)):
             value, home, call = None, homes[number], calls[number]
             for other in before[number]:
-                # of one call of a layer
-                is_inner = home is not None and home == homes[other] and call == calls[other]
-                given = (came if is_inner else passed)[other]
+                given = passed[other]
+                if home is not None and call == calls[other] and home == homes[other]:
+                    given = came[other]  # of one call of a layer
                 if given is not None:
                     value = given if value is None else join(value, given)
             came[number] = value
@@ -312,10 +311,8 @@ class Flow(Index):
                 cuts = self.cuts(vertex)
                 if vertex.kind is Kind.OPERATION and (cuts or not vertex.has("view")):
                     operands = tuple(self.operand(o, call, around) for o in vertex.operands)
-                    is_returned = made in returned
-                    found.append(
-                        Operation(vertex.function, operands, vertex.line, cuts, is_returned)
-                    )
+                    shown = vertex.function, operands, vertex.line, cuts, made in returned
+                    found.append(Operation(*shown))
         return tuple(found)
 
     def is_added(self, name: str) -> bool:

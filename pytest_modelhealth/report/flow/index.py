@@ -44,13 +44,18 @@ class Index:
     def _vertices(self) -> tuple[Vertex, ...]:
         return self.graph.vertices
 
+    @cached_property
+    def operation_vertices(self) -> dict[int, Vertex]:
+        """Operations, constants, and all else of which a fact was read, by their number."""
+        kinds = Kind.OPERATION, Kind.CONSTANT
+        return {n: v for n, v in enumerate(self._vertices) if v.kind in kinds or v.facts}
+
     # Names.
 
     @cached_property
     def homes(self) -> list[str | None]:
         """The layer or source that each vertex is of; ``None`` for an operation between layers."""
-        calls = self.graph.calls
-        layers = [call.layer if call.last == at else None for at, call in enumerate(calls)]
+        layers = [c.layer if c.last == at else None for at, c in enumerate(self.graph.calls)]
         return [
             (layers[v.call] if v.call >= 0 else None) if v.kind is Kind.OPERATION else v.name
             for v in self._vertices
@@ -212,14 +217,12 @@ class Index:
         fixed: list[bool] = []
         for vertex in self._vertices:
             operands = [fixed[operand] for operand in vertex.operands]
+            taken = [self._vertices[operand] for operand in vertex.operands]
             is_made = vertex.kind is Kind.CONSTANT and vertex.has("constant")
-            is_nothing = vertex.has("product") and any(
-                v.kind is Kind.CONSTANT and v.has("zeros")
-                for v in (self._vertices[operand] for operand in vertex.operands)
-            )
+            zeros = [v.kind is Kind.CONSTANT and v.has("zeros") for v in taken]
+            is_nothing = vertex.has("product") and any(zeros)
             is_made_of_such = vertex.kind is Kind.OPERATION and bool(operands) and all(operands)
-            is_kept = vertex.kind is Kind.BUFFER
-            fixed.append(is_made or is_nothing or is_made_of_such or is_kept)
+            fixed.append(is_made or is_nothing or is_made_of_such or vertex.kind is Kind.BUFFER)
         return fixed
 
     @cached_property
@@ -241,8 +244,7 @@ class Index:
                 own = call.layer.rpartition(".")[2]
                 is_function = own.rpartition("_")[0] == call.type_name
                 maker = call.type_name if is_function else call.layer
-            alike = known.setdefault((maker, operands), number) if operands else number
-            first.append(alike)
+            first.append(known.setdefault((maker, operands), number) if operands else number)
         return first
 
     # Words.

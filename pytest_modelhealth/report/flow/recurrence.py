@@ -34,7 +34,8 @@ def cut_recurrences(index: Index) -> Iterator[Recurrence]:
     repeated: set[int] = set()  # the calls that are one of several of a layer, or lie in one
     calls = index.graph.calls
     for number, call in enumerate(calls):
-        numbers = [n for n in index.calls_of(call.layer) if calls[n].parent == call.parent]
+        of_layer = index.calls_of(call.layer)  # of most it is one
+        numbers = [n for n in of_layer if calls[n].parent == call.parent] if of_layer[1:] else []
         if number in repeated or len(numbers) < _FEWEST:
             continue
         for again in numbers:
