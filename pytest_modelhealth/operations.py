@@ -162,7 +162,9 @@ LayerNorm, RMSNorm : normalization features
 GroupNorm : normalization channels
 _ConvNd, _BatchNorm, _InstanceNorm, LocalResponseNorm : channels
 _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _LPPoolNd, _MaxPoolNd, _MaxUnpoolNd : channels
-Dropout1d, Dropout2d, Dropout3d, PixelShuffle, PixelUnshuffle, Softmax2d, Upsample : channels
+PixelShuffle, PixelUnshuffle, Softmax2d, Upsample : channels
+Dropout1d, Dropout2d, Dropout3d : channels dropout
+Dropout, AlphaDropout, FeatureAlphaDropout : dropout
 Linear, Bilinear, Embedding, EmbeddingBag : features
 RNNBase, RNNCellBase, MultiheadAttention : features
 ModuleDict, ModuleList, Sequential : container

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from corpus.checks.parts import Net
+from corpus.checks.parts import Net, holding, normal
 
 CHECK = "wiring"
 
@@ -125,7 +125,89 @@ def skipped(draw: Any) -> Any:
     return Net(forward, blocks=blocks, head=(16, 4)), numbers()
 
 
+def passed(forward: Any, **layers: Any) -> Any:
+    """Return a network of what a layer makes, and of what is done with it."""
+    return Net(lambda m, x: m.head(forward(m, m.fc(x))), fc=(16, 16), head=(16, 4), **layers), (
+        torch.randn(64, 16),
+    )
+
+
+def pooled(one: nn.Module, other: nn.Module) -> Any:
+    """Return two pools of one value, side by side."""
+    return passed(lambda m, x: torch.cat([m.one(x), m.other(x)], 1), one=one, other=other)
+
+
+def padded(row: float, first: int, *, trains: bool = True, head: Any = (16, 4)) -> Any:
+    """Return a table whose row of the padding holds a number, and ids from the first."""
+    table = nn.Embedding(20, 16, padding_idx=0)
+    table.weight.data[0] = row
+    table.weight.requires_grad_(trains)
+    ids = torch.arange(first, first + 64).view(8, 8) % (20 - first) + first
+    return Net(lambda m, ids: m.head(m.table(ids).mean(1)), table=table, head=head), (ids,)
+
+
+def tied() -> Any:
+    """Return such a table, whose weights are the head's, too."""
+    head = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 20))
+    model, inputs = padded(0.5, 0, head=head)
+    head[2].weight = model.table.weight
+    return model, inputs
+
+
+def decoded(states: Any) -> Any:
+    """Return an LSTM that begins with states made of those of another, or of its own."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.fc(x).view(8, 8, 16)
+        _, (h, c) = m.encoder(x)
+        return m.head(m.decoder(x, states(h, c))[0][:, -1])
+
+    parts = {name: nn.LSTM(16, 16, batch_first=True) for name in ("encoder", "decoder")}
+    return Net(forward, fc=(16, 16), head=(16, 4), **parts), numbers()
+
+
+def stepped(states: Any) -> Any:
+    """Return a cell that is given states of its own at each step, and the inputs or its own."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h, c = x, torch.zeros(64, 16)
+        for _ in range(3):
+            h, c = m.cell(*states(x, h, c))
+        return m.head(h)
+
+    return Net(forward, cell=nn.LSTMCell(16, 16), head=(16, 4)), numbers()
+
+
 FAULTS: dict[str, Any] = {
+    "two averages side by side": (
+        lambda: pooled(nn.AvgPool1d(2), nn.AvgPool1d(2)), "warn", "", "computed twice", "torch.cat("
+    ),
+    "two means added": (
+        lambda: passed(lambda m, x: x.mean(1, keepdim=True) + x.mean(1, keepdim=True) + x),
+        "warn", "", "computed twice",
+    ),
+    "a norm of its own result": (
+        lambda: passed(lambda m, x: m.norm(m.norm(x)), norm=nn.LayerNorm(16)), "warn", "norm",
+        "its own result",
+    ),
+    "a dropout that nothing takes": (
+        lambda: passed(lambda m, x: (m.drop(x), x)[1], drop=nn.Dropout(0.5)), "warn", "drop",
+        "what it returns is dropped",
+    ),
+    "a dropout by hand that nothing takes": (
+        lambda: passed(lambda m, x: (F.dropout(x, 0.5, m.training), x)[1]), "warn", "",
+        "nothing takes the result of `dropout`",
+    ),
+    "a row of the padding that was drawn": (
+        lambda: padded(0.5, 0), "warn", "table", "is not zero", "0.5"
+    ),
+    "the hidden state of another as the cell": (
+        lambda: decoded(lambda h, c: (h[:, torch.arange(8)], h[:, torch.arange(8)])),
+        "warn", "decoder", "a hidden state as its cell",
+    ),
+    "a cell's own hidden state as its cell": (
+        lambda: stepped(lambda x, h, c: (x, (h, h))), "fail", "cell", "a hidden state as its cell",
+    ),
     "a relu of a padded relu": (
         lambda: activated(F.relu, lambda x: F.pad(x, (0, 0)), F.relu), "warn", "relu_1",
         "the result of a relu",
@@ -147,6 +229,31 @@ FAULTS: dict[str, Any] = {
     ),
 }  # fmt: skip
 HEALTHY: dict[str, Any] = {
+    "an average and a maximum": lambda: pooled(nn.AvgPool1d(2), nn.MaxPool1d(2)),
+    "averages of two widths": lambda: pooled(
+        nn.AvgPool1d((3,), stride=2, padding=1), nn.AvgPool1d((1,), stride=2)
+    ),
+    "means along two axes": lambda: passed(lambda m, x: x.mean(1, keepdim=True) + x.mean(0) + x),
+    "two norms in a row": lambda: passed(
+        lambda m, x: m.two(m.one(x)), one=nn.LayerNorm(16), two=nn.LayerNorm(16)
+    ),
+    "a norm before and behind a branch": lambda: passed(
+        lambda m, x: m.norm(x + m.norm(x).tanh()), norm=nn.LayerNorm(16)
+    ),
+    "two dropouts of one value": lambda: passed(
+        lambda m, x: m.drop(x) + m.drop(x) + F.dropout(x, 0.5, m.training), drop=nn.Dropout(0.5)
+    ),
+    "a row of the padding that no id asks for": lambda: padded(0.5, 1),
+    "a row of the padding in a table that is frozen": lambda: padded(0.5, 0, trains=False),
+    "a row of the padding in a table that the head shares": tied,
+    "a row of the padding in a trained model": lambda: padded(
+        0.5, 0, head=holding(nn.Linear(16, 4), weight=normal(0.2), bias=normal(0.2))
+    ),
+    "a row of zeros for the padding": lambda: padded(0.0, 0),
+    "both states of another": lambda: decoded(lambda h, c: (h, c)),
+    "states of zeros": lambda: decoded(lambda h, c: (torch.zeros_like(h), torch.zeros_like(h))),
+    "one value for both states": lambda: decoded(lambda h, c: (h.tanh(), h.tanh())),
+    "a cell that reads its own hidden state": lambda: stepped(lambda x, h, c: (h, (h, c))),
     "two activations": lambda: activated(F.relu, torch.tanh),
     "a layer between two": lambda: (
         nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)),

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.facts import at, linear_maps
+from pytest_modelhealth.checks.facts import at, is_fresh, linear_maps
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow import Call, Vertex
@@ -29,6 +29,7 @@ class Run:
 
     def __init__(self, observation: Observation, flow: Flow) -> None:
         self.layers, self.flow, self.vertices = observation.layers, flow, flow.graph.vertices
+        self.is_fresh = is_fresh(observation)
         self.takers, made = flow.ways(), [*enumerate(self.vertices)]
         self.given = flow.after(*(n for n, v in made if v.kind == "input"))  # and all made of it
         self.variable = flow.after(*(n for n, v in made if v.kind == "parameter")) | self.given

@@ -30,6 +30,22 @@ def lost_states(run: Run) -> Faults:
             yield (record.name,), what, cause, "fail"
 
 
+def one_state(run: Run) -> Faults:
+    """Yield LSTMs that are given a hidden state that one has made as their cell, too.
+
+    A tensor that is given twice is told once: of two, the first may be a state and the input.
+    """
+    told = dict(run.having("is_one_state"))
+    for number, vertex in told.items():
+        before = (run.before(operand, "view", "index", "join") for operand in vertex.operands)
+        given, *states = ({told[n].name for n in met if n in told} for met in before)
+        makers = set[str]().union(*states)
+        if vertex.facts["is_one_state"] == (True,) and makers and not (given and len(states) == 1):
+            what = "it is given a hidden state as its cell, too: the two are equal throughout"
+            cause = "`(h, h)`, or a copied line, where `(h, c)` was meant: the cell's is lost"
+            yield number, what, cause, "fail" if vertex.name in makers else "warn"
+
+
 def _how_states_are_lost(flow: Flow, calls: Sequence[Call]) -> str:
     """Return which states are constants in calls that take one part of a sequence each."""
     parts, vertices = {call.inputs[0] for call in calls}, flow.graph.vertices

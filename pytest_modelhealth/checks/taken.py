@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from pytest_modelhealth.checks.axes import Faults, Run
 from pytest_modelhealth.checks.facts import trainable
@@ -13,19 +13,38 @@ from pytest_modelhealth.report.flow import Kind, Vertex
 
 def _doubled(run: Run) -> Faults:
     """Yield sums, joins and choices of one value and the same."""
-    # of several results each may be another
-    several = (call.outputs for call in run.flow.graph.calls if len(call.outputs) > 1)
+    # of several results each may be another, and what a dropout drops is drawn anew
+    calls, drops = run.flow.graph.calls, having("dropout")
+    several = (c.outputs for c in calls if len(c.outputs) > 1 or c.type_name in drops)
     unsure = {number for outputs in several for number in outputs}
     for number, vertex in run.flow.operation_vertices.items():
         is_of_two = vertex.function in ("add", "cat", "stack", "where") and vertex.live
         is_of_two &= vertex.call >= 0 and unsure.isdisjoint(vertex.operands)
-        if is_of_two and 2 in Counter(vertex.operands).values():
+        if is_of_two and 2 in Counter(_made(run, o) for o in vertex.operands).values():
             cause = "a copied line, or a branch in place of the input; to double it, multiply by 2"
             # halves that are taken apart again, as of a reversible network, are meant
             parts = (run.vertices[taker] for taker in run.takers[number])
             is_twin = vertex.has("join") and any(one.has("slice") for one in parts)
             what = f"its `{vertex.function}` takes one value twice"
+            if 2 not in Counter(vertex.operands).values():
+                what += ", which is computed twice of the same"
             yield number, what, cause, "note" if is_twin else "warn"
+
+
+def _made(run: Run, number: int) -> Hashable:
+    """Return what is equal for two values that were computed alike, without weights, of the same.
+
+    Of a layer without parameters its class, how it is set up and what came out: sizes in tuples are
+    no options.
+    """
+    vertex, record = run.vertices[number], run.record(number)
+    if vertex.has("total", "average") and "dims" in vertex.facts:
+        return vertex.name, vertex.operands, vertex.facts["dims"]
+    seen = None if record is None else record.activations
+    if record is None or seen is None or record.parameters or record.buffers or not vertex.operands:
+        return number
+    said = (*record.options.items(), seen.shape, seen.count, seen.mean, seen.std, seen.min)
+    return record.type_name, vertex.operands, said, seen.max
 
 
 def _without_effect(run: Run) -> Faults:
@@ -43,6 +62,11 @@ def _without_effect(run: Run) -> Faults:
             what = f"it is given the result of a {name} at {before.label!r}, and is one itself"
             cause = "one too many, or in the wrong place: behind another layer it would be missing"
             yield number, what, cause, "warn" if len(around) == 1 else "note"
+        is_norm = record is not None and record.type_name in having("normalization")
+        givers = (run.flow.as_it_is(o, "whole")[-1] for o in operands if is_norm)
+        if any(run.record(giver) is record for giver in givers):
+            what = "it is given its own result: what is normalised is normalised again"
+            yield number, what, "a line too many, or the wrong variable in it", "warn"
         if vertex.facts.get("is_infinite") == (True,):
             what = f"all that `{vertex.function}` takes, row by row, is infinite"
             cause = "what was to be left out is taken: -inf hides from maxima, inf from minima"
@@ -112,7 +136,8 @@ def _untaken(run: Run) -> Faults:
     ends = {*graph.outputs, graph.loss}
     for call in graph.calls:
         record = run.layers.get(call.layer)
-        if record is not None and record.activation in having("dying") and call.outputs:
+        kinds = {record.activation, record.type_name} if record and call.outputs else set()
+        if kinds & having("dying", "dropout"):
             is_taken = any(run.takers[n] or n in ends for n in call.outputs)
             cause = "`act(x)` where `x = act(x)` was meant: it changes nothing in place"
             made.append((call.outputs[0], "what it returns is dropped", cause, is_taken))
@@ -121,8 +146,8 @@ def _untaken(run: Run) -> Faults:
         if vertex.facts.get("is_held") is False and not _is_kept(run, vertex):
             cause = "indexing by a mask or a list copies, and what is written there is lost"
             made.append((number, f"nothing reads what {name} writes", cause, is_taken))
-        elif vertex.function == "masked_fill":
-            cause = "it returns a new tensor; `masked_fill_` writes in place"
+        elif vertex.function == "masked_fill" or vertex.has("dropout"):
+            cause = "it returns a new tensor, and writes nothing in place"
             made.append((number, f"nothing takes the result of {name}", cause, is_taken))
     lines = {(run.vertices[number].line, what) for number, what, _, is_taken in made if is_taken}
     for number, what, cause, _ in made:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pytest_modelhealth.checks import axes, taken
 from pytest_modelhealth.checks.axes import Faults, Grade, Run
 from pytest_modelhealth.checks.facts import at, linear_maps, members, trainable
-from pytest_modelhealth.checks.recurrences import lost_states
+from pytest_modelhealth.checks.recurrences import lost_states, one_state
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow import Call
@@ -28,7 +28,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         return  # what is inferred of equal numbers shows no wiring
     run = _Modules(observation, flow)
     exact = (_unread, _odd_blocks, _one_map, *taken.RULES) if flow.is_exact else ()
-    rules = (_never_called, _shared, _switches, _one_row, lost_states)
+    rules = (_never_called, _shared, _switches, _one_row, _padding_row, lost_states, one_state)
     for rule in (*rules, *axes.RULES, taken.remembered, *exact):
         yield from run.findings(rule)
 
@@ -42,7 +42,7 @@ class _Modules(Run):
     def __init__(self, observation: Observation, flow: Flow) -> None:
         super().__init__(observation, flow)
         self.inside: dict[str, list[LayerRecord]] = {}
-        self._tied = {full for record in self.layers.values() for full in record.tied.values()}
+        self.tied = {full for record in self.layers.values() for full in record.tied.values()}
         for record in sorted(self.layers.values(), key=lambda record: record.name):
             for name in () if record.functional else (record.name, *ancestors(record.name)):
                 self.inside.setdefault(name, []).append(record)
@@ -53,7 +53,7 @@ class _Modules(Run):
             record.entered is not None
             or record.status in ("opaque", "parameters_read")
             or any(
-                name in record.tied or full in self._tied or full in self.flow
+                name in record.tied or full in self.tied or full in self.flow
                 for name in record.parameters
                 if (full := f"{record.name}.{name}")
             )
@@ -103,15 +103,11 @@ def _stand_ins(run: _Modules) -> Faults:
     for line, ((layer, times, never), *others) in stories.items():
         more = f" ({len(others)} more like it)" if others else ""
         what = f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
+        what += f"shape never{more}"
         cause = f"{layer!r} is called in the place of its siblings, which learn nothing: the wrong "
+        cause += "index in a loop, or a copied line"
         affected = (name for other, _, names in others for name in (other, *names))
-        layers = (layer, *never, *affected)
-        yield (
-            layers,
-            f"{what}shape never{more}",
-            f"{cause}index in a loop, or a copied line",
-            "fail",
-        )
+        yield (layer, *never, *affected), what, cause, "fail"
 
 
 def _is_asked_for_all(flow: Flow, again: list[Call], kind: str) -> bool:
@@ -327,6 +323,19 @@ def _one_row(run: _Modules) -> Faults:
         yield (record.name,), what, f"{cause}torch.arange(length) counts", grade
 
 
+def _padding_row(run: _Modules) -> Faults:
+    """Yield fresh tables whose row of the padding is not zero, and is read."""
+    for _, vertex in run.having("padding"):
+        record, (row, largest) = run.layers[vertex.name], vertex.facts["padding"]
+        is_tied = "weight" in record.tied or f"{record.name}.weight" in run.tied
+        if largest > 0.0 and not is_tied and run.is_fresh and "weight" in trainable(record):
+            what = f"row {row} of its weights, which is that of the padding and which the batch "
+            what += f"reads, is not zero: its largest number is {largest:.3g}"
+            cause = "an initialiser wrote over the zeros, and as padding_idx keeps gradients from "
+            cause += "it, it stays: zero the row afterwards"
+            yield (record.name,), what, cause, "warn"
+
+
 # ---- inputs that nothing reads ------------------------------------------------------------------
 
 _PURE = having("view", "integer", "comparison", "sum", "product", "quotient", "turns_sign")
@@ -353,9 +362,8 @@ def _unread(run: _Modules) -> Faults:
         other = first.setdefault((call.parent, form, call.inputs), call.layer)
         if call is not flow.calls(other)[0]:
             again = "again" if other == call.layer else f"as {other!r} is"
-            what = (
-                f"it is given {vertices[call.inputs[0]].name!r}{at(call.line)}, {again}, and {what}"
-            )
+            given_to = vertices[call.inputs[0]].name
+            what = f"it is given {given_to!r}{at(call.line)}, {again}, and {what}"
             cause = "two towers are fed the same: a copied line with the wrong argument"
             yield (call.layer,), what, cause, "fail"
             return

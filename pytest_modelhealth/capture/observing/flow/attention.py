@@ -22,7 +22,7 @@ Facts = dict[str, Any]
 
 _T = TypeVar("_T")
 NUMBERS = (int, float)
-_OPTIONS = ("dim", "scale", "p", "training")
+_OPTIONS = ("dim", "scale", "p", "training", "padding_idx")
 _MOST_VALUES = 1 << 24
 """Larger tensors are not read: it is one more pass over them."""
 HIDES = -1e3
@@ -159,10 +159,12 @@ class AttentionReader:
 
     def entered(self, layer: Layer, given: Sequence[Given]) -> Callable[[Tensor], Facts] | None:
         """Return what reads the facts of a call of one of `READ_LAYERS`, if it was given any."""
-        if not given:
+        is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # under vmap: none is read
+        if not given or any(is_wrapped(tensor) for tensor, _, _ in given):
             return None
         own, module = layer.options, layer.module
         said = {name: own.get(name, getattr(module, name, None)) for name in _OPTIONS}
+        said["weight"] = layer.parameters.get("weight")
         tensors = [ref(tensor) for tensor, _, _ in given]
         return partial(READ_LAYERS[layer.type_name], self, said, tensors)
 
@@ -217,16 +219,28 @@ class AttentionReader:
         return facts | {"is_all_hidden": (hides_all,), "keeps_padding": (*keeps, False)[:1]}
 
     def _lookup(self, said: Facts, given: list[Any], _: Tensor) -> Facts:
-        ids = given[0]()
-        if ids is not None:
-            self._ids.setdefault(tuple(ids.shape), given[0])
-        return {}
+        """Of a table the largest number in its row of the padding, where that is asked for."""
+        ids, table, row = given[0](), said["weight"], said["padding_idx"]
+        if ids is None:
+            return {}
+        self._ids.setdefault(tuple(ids.shape), given[0])
+        if row is None or type(table) is not nn.Parameter or ids.is_nested:
+            return {}
+        return {"padding": (row, (ids == row).any() * table.detach()[row].abs().amax())}
+
+    def _states(self, _: Facts, given: list[Any], __: Tensor) -> Facts:
+        """Of an LSTM whether the states that it is given are one: one tensor is given once."""
+        tensors = [one() for one in given[1:]]
+        states = [t.detach() for t in tensors if t is not None and t.is_floating_point()]
+        is_known = not any(t is None for t in tensors) and len({t.shape for t in states}) == 1
+        return {"is_one_state": (is_known and (states[0] == states[-1]).all(),)}
 
 
 READ_LAYERS: dict[str, Callable[..., Facts]] = {
     **dict.fromkeys(("softmax", "Softmax"), AttentionReader._softmax),
     "Dropout": AttentionReader._dropout,
     **dict.fromkeys(("embedding", "Embedding"), AttentionReader._lookup),
+    **dict.fromkeys(("LSTM", "LSTMCell"), AttentionReader._states),
     "scaled_dot_product_attention": AttentionReader._attention,
 }
 """Who reads calls of layers and functions of a class."""
