@@ -49,11 +49,12 @@ def _made(run: Run, number: int) -> Hashable:
 
 def _without_effect(run: Run) -> Faults:
     """Yield activations of what came of the same one, and the lesser of a value and its clamp."""
-    calls = run.flow.graph.calls
+    calls, norms = run.flow.graph.calls, having("normalization")
     for number, vertex in enumerate(run.vertices):
         record, is_bound = run.record(number), vertex.name.startswith(("max", "min"))
         name, operands = record and record.activation, vertex.operands
-        if not (name or is_bound or vertex.facts):
+        is_norm = record is not None and record.type_name in norms
+        if not (name or is_bound or is_norm or vertex.facts):
             continue
         made = [run.before(o, "whole", "pad")[-1] for o in operands if name or is_bound]
         before = run.record(made[0]) if name and made else None
@@ -62,7 +63,6 @@ def _without_effect(run: Run) -> Faults:
             what = f"it is given the result of a {name} at {before.label!r}, and is one itself"
             cause = "one too many, or in the wrong place: behind another layer it would be missing"
             yield number, what, cause, "warn" if len(around) == 1 else "note"
-        is_norm = record is not None and record.type_name in having("normalization")
         givers = (run.flow.as_it_is(o, "whole")[-1] for o in operands if is_norm)
         if any(run.record(giver) is record for giver in givers):
             what = "it is given its own result: what is normalised is normalised again"
