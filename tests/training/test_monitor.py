@@ -393,9 +393,11 @@ def test_a_monitor_that_is_forgotten_leaves_nothing() -> None:
     """Started and never closed, it takes its hooks with it."""
     model = net()
     monitor = Inspector(model).monitor().start()
+    train(model, monitor)
     assert traces(model)
     del monitor
     assert traces(model) == []
+    assert all(p._backward_hooks is None for p in model.parameters())
 
 
 def test_an_inspection_in_between_is_kept_apart() -> None:

@@ -290,6 +290,42 @@ def hook(step: int, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> N
     model[2].register_forward_hook(lambda *_: None)
 
 
+def changing(change: Callable[[torch.Tensor], object]) -> Prepare:
+    """Return what has gradients changed between the backward pass and each step."""
+
+    def prepare(step: int, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+        def change_and_step(usual: Callable[[], object] = optimizer.step) -> None:
+            for parameter in model.parameters():
+                change(parameter.grad)
+            usual()
+
+        if step == 0:
+            optimizer.step = change_and_step
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [
+        (lambda g: g.add_(torch.randn_like(g) * g.norm()), True),
+        (lambda g: g.neg_(), True),
+        (lambda g: g.clamp_(-1e-4, 1e-4), False),
+        (lambda g: g.mul_(1e-3), False),
+        (lambda g: g.zero_(), False),
+    ],
+)
+@pytest.mark.parametrize("every", [1, 10])
+def test_gradients_changed_before_the_step_are_warned_of(
+    every: int, change: Callable[[torch.Tensor], object], is_told: bool
+) -> None:
+    """Noise and a sign are; a clip, of values or of the norm, keeps signs."""
+    monitor = train(prepare=changing(change), steps=50, every=every)
+    warned = [w.message for w in monitor.warnings]
+    assert any("no multiple of them" in message for message in warned) == is_told
+    assert not any(p._post_accumulate_grad_hooks for p in monitor._model.parameters())
+
+
 def test_what_a_loop_does_wrong_is_named() -> None:
     """A model that knows no difference may be in either mode."""
     assert broken(train(prepare=evaluate, steps=80)) == {"mode_switch": ""}
@@ -300,6 +336,7 @@ def test_what_a_loop_does_wrong_is_named() -> None:
         piled = train(prepare=lambda s, m, o: setattr(o, "zero_grad", int), steps=60, every=every)
         assert "gradients add up" in piled.violations[0].message
         assert all(p._backward_hooks is None for p in piled._model.parameters())
+        assert all(p._post_accumulate_grad_hooks is None for p in piled._model.parameters())
     assert "loss_divergence" in broken(train(prepare=leap))
 
 

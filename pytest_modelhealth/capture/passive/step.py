@@ -47,7 +47,7 @@ from pytest_modelhealth.capture.step.guard import is_inspecting, uninterrupted
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.statistics import Entries, Entry, UnsupportedTensorError
+from pytest_modelhealth.statistics import Entries, Entry, Ledger, UnsupportedTensorError
 
 _MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 """Modules that do something else in evaluation mode."""
@@ -397,6 +397,11 @@ class PassiveWatch:
         """Leave nothing on the model though nobody closed this."""
         with suppress(Exception):  # the interpreter may be shutting down
             self._discard()
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """What reads the tensors of the step that is watched, if one is."""
+        return None if self._step is None else self._step._recorder.reader.ledger
 
     def begin(self, visitor: Visitor | None = None) -> None:
         """Watch from here on; a visitor is shown each tensor.

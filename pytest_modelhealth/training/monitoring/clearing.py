@@ -1,35 +1,47 @@
-"""Whether gradients are cleared between the steps of a training, seen at one parameter."""
+"""What becomes of gradients between the steps of a training, seen at one parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakMethod
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from pytest_modelhealth.statistics import Entry, Ledger
+
+_FEWEST = 16
+"""Values that have a direction of their own: of one, each gradient is a multiple of another."""
+_ALIKE = 0.99
+"""The cosine of two gradients of which the one is the other, clipped, in half precision."""
 
 
 class Clearing:
     """Looks whether gradients are there already as the backward passes of a step begin.
 
     They may add up over steps. Where they do, and an optimizer steps, the step after that is looked
-    at too, if it is not watched: by one hook on the smallest parameter that has a gradient.
+    at too, if it is not watched: by hooks on the smallest parameter that moves. In watched
+    steps it is also asked whether that has still its direction as an optimizer steps.
 
     Args:
         model: the model that is trained.
+        ledger: returns what reads tensors of a watched step in one transfer, ``None`` of others.
 
     Attributes:
         left_over: whether gradients were there in a step after one in which an optimizer stepped
-            on such, and in each of its backward passes; `taken` forgets it.
+            on such, and in each of its backward passes.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, ledger: Callable[[], Ledger | None]) -> None:
+        self._model, self._ledger = model, ledger
         self._stepped: set[str] = set()  # the parameters that an optimizer moved
         self._leaf: Tensor | None = None
-        self._handle: RemovableHandle | None = None
+        self._handles: list[Any] = []
         self._seen: list[bool] = []  # of each backward pass that reached the parameter
+        self._left: Tensor | None = None  # what those left
         self._is_after_step = False
+        self._apart: list[Entry] = []  # whether an optimizer steps on something else
         self.left_over = False
 
     def end_step(self, moved: Iterable[str], is_watched: bool) -> None:
@@ -46,25 +58,65 @@ class Clearing:
         self._is_after_step = adds_up and bool(moved)
         if is_watched or self._is_after_step:
             named = self._model.named_parameters()
-            given = [p for n, p in named if n in self._stepped and p.grad is not None]
-            self._leaf = min(given, key=lambda p: p.numel(), default=None)
-            if self._leaf is not None and self._leaf.requires_grad:
-                self._handle = self._leaf.register_hook(self._look)
+            given = [p for n, p in named if n in self._stepped and p.requires_grad]
+            self._leaf = min(given, key=lambda p: (p.numel() < _FEWEST, p.numel()), default=None)
+        if self._leaf is not None:
+            self._handles = [self._leaf.register_hook(_weak(self._look))]
+            if is_watched and self._leaf.numel() >= _FEWEST:
+                keep = self._leaf.register_post_accumulate_grad_hook(_weak(self._keep))
+                self._handles += [keep, register_optimizer_step_pre_hook(_weak(self._compare))]
 
     def _look(self, _: Tensor) -> None:
         """See a backward pass come to the parameter, before it adds its gradient."""
         gradient: Any = None if self._leaf is None else self._leaf.grad
         self._seen.append(gradient is not None and bool(gradient.any()))
 
-    def taken(self) -> bool:
-        """Return `left_over`, and forget it."""
-        left_over, self.left_over = self.left_over, False
-        return left_over
+    def _keep(self, leaf: Tensor) -> None:
+        """Take down what a backward pass left at the parameter."""
+        left: Any = leaf.grad
+        is_plain = type(left) is Tensor and not left.is_sparse and left.is_floating_point()
+        self._left = left.detach().clone() if is_plain else None
+
+    def _compare(self, optimizer: Optimizer, *_: object) -> None:
+        """See an optimizer begin a step, and whether the gradient there is what was left.
+
+        Of a clip, of values as of the norm, no value has another sign.
+        """
+        left, gradient = self._left, None if self._leaf is None else self._leaf.grad
+        ledger, groups = self._ledger(), optimizer.param_groups
+        if ledger is None or left is None or gradient is None or left.shape != gradient.shape:
+            return
+        if any(one is self._leaf for group in groups for one in group["params"]):
+            one, other = left.float().flatten(), gradient.detach().float().flatten()
+            apart = one @ other < _ALIKE * one.norm() * other.norm()
+            self._apart.append(ledger.add((apart & (one * other < 0.0).any()).float()))
+
+    def taken(self) -> dict[str, Any]:
+        """Return what was seen, by name, and forget it."""
+        seen = {"left_over": self.left_over}
+        seen["altered"] = any(entry.statistics.max > 0.0 for entry in self._apart)
+        self.left_over, self._apart = False, []
+        return seen
 
     def close(self) -> None:
         """Leave nothing on the model."""
-        if self._handle is not None:
-            self._handle.remove()
-        if self._leaf is not None and not self._leaf._backward_hooks:
-            self._leaf._backward_hooks = None  # as a tensor has it without a hook
-        self._handle, self._leaf, self._seen = None, None, []
+        for handle in self._handles:
+            handle.remove()
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if self._leaf is not None and not getattr(self._leaf, name):
+                setattr(self._leaf, name, None)  # as a tensor has it without a hook
+        self._handles, self._leaf, self._seen, self._left = [], None, [], None
+
+    __del__ = close
+
+
+def _weak(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that does not keep a forgotten monitor."""
+    known = WeakMethod(method)
+
+    def hook(*args: Any) -> None:
+        bound = known()
+        if bound is not None:
+            bound(*args)
+
+    return hook

@@ -98,8 +98,8 @@ class TrainingMonitor(NamesItsAttributes):
         self._judge = TrainingJudge(settings, make_report, on_violation)
         names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
         self._table = None if csv is None else CsvLines(csv, names)
-        self._watch = PassiveWatch(model, selection, scaler)
-        self._clearing = Clearing(model)
+        self._watch = watch = PassiveWatch(model, selection, scaler)
+        self._clearing = Clearing(model, lambda: watch.ledger)
         self._state = "new"
         self._on_close: list[Callable[[], object]] = []
         self._last: int | None = None
@@ -224,7 +224,7 @@ class TrainingMonitor(NamesItsAttributes):
         if is_next:
             self._watch.begin()
         if row is not None:
-            self._take(replace(row, left_over=self._clearing.taken()), seen)
+            self._take(replace(row, **self._clearing.taken()), seen)
 
     def _number(self, step: object) -> int:
         if self._state != "started":

@@ -147,6 +147,8 @@ class StepRow:
             them, or while gradients are accumulated.
         left_over: whether gradients that an optimizer had stepped on were there still when the
             backward passes of a step after that added to them.
+        altered: whether an optimizer stepped on a gradient that is no multiple of what the backward
+            passes left, at the parameter that was looked at.
         began: what rules say began, a phrase each.
     """
 
@@ -160,6 +162,7 @@ class StepRow:
     passes: int = 0
     optimizer_steps: int = 0
     left_over: bool = False
+    altered: bool = False
     began: tuple[str, ...] = ()
 
     def __getitem__(self, key: tuple[str, str]) -> float:

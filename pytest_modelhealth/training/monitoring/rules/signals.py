@@ -57,6 +57,14 @@ _rising = partial(
         "zero_grad() is missing, or is another optimizer's or model's",
         patience=3,
     ),
+    Kind(
+        "altered",
+        "since step {step} the optimizer steps on other gradients than the backward passes left, "
+        "and on no multiple of them, in {rows} watched steps",
+        "noise, a sign or a rule of your own between backward() and step(); a clip keeps signs",
+        patience=3,
+        grade=lambda *_: "warn",
+    ),
 )
 def exploding_signals(table: Table, follower: Follower) -> Iterator[None]:
     """A spike that passes is none; a branch that begins at zero may grow."""
@@ -69,6 +77,7 @@ def exploding_signals(table: Table, follower: Follower) -> Iterator[None]:
         total.add(table.row.gradient_norm, is_total_big)
         is_total_big = total.rose(5.0)
         follower.mark("piled", table.row.left_over, table.row.gradient_norm, 0.0)
+        follower.mark("altered", table.row.altered, table.row.gradient_norm, 0.0)
         gradients.add(table["parameter_gradient_norm"], is_big)
         is_big = gradients.rose(10.0)
         role = "parameter_gradients"
