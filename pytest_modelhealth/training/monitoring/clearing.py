@@ -21,8 +21,8 @@ class Clearing:
     """Looks whether gradients are there already as the backward passes of a step begin.
 
     They may add up over steps. Where they do, and an optimizer steps, the step after that is looked
-    at too, if it is not watched: by hooks on the smallest parameter that moves. In watched
-    steps it is also asked whether that has still its direction as an optimizer steps.
+    at too, if it is not watched: by one hook on the smallest parameter that has a gradient.
+    In watched steps it is also asked whether one has still its direction as an optimizer steps.
 
     Args:
         model: the model that is trained.
@@ -37,6 +37,7 @@ class Clearing:
         self._model, self._ledger = model, ledger
         self._stepped: set[str] = set()  # the parameters that an optimizer moved
         self._leaf: Tensor | None = None
+        self._wide: Tensor | None = None  # of some values
         self._handles: list[Any] = []
         self._seen: list[bool] = []  # of each backward pass that reached the parameter
         self._left: Tensor | None = None  # what those left
@@ -58,13 +59,15 @@ class Clearing:
         self._is_after_step = adds_up and bool(moved)
         if is_watched or self._is_after_step:
             named = self._model.named_parameters()
-            given = [p for n, p in named if n in self._stepped and p.requires_grad]
-            self._leaf = min(given, key=lambda p: (p.numel() < _FEWEST, p.numel()), default=None)
-        if self._leaf is not None:
-            self._handles = [self._leaf.register_hook(_weak(self._look))]
-            if is_watched and self._leaf.numel() >= _FEWEST:
-                keep = self._leaf.register_post_accumulate_grad_hook(_weak(self._keep))
-                self._handles += [keep, register_optimizer_step_pre_hook(_weak(self._compare))]
+            given = [p for n, p in named if n in self._stepped and p.grad is not None]
+            self._leaf = min(given, key=lambda p: p.numel(), default=None)
+        if self._leaf is not None and self._leaf.requires_grad:
+            self._handles.append(self._leaf.register_hook(_weak(self._look)))
+        wide = [p for p in given if p.numel() >= _FEWEST and p.requires_grad] if is_watched else []
+        self._wide = min(wide, key=lambda p: p.numel(), default=None)
+        if self._wide is not None:
+            keep = self._wide.register_post_accumulate_grad_hook(_weak(self._keep))
+            self._handles += [keep, register_optimizer_step_pre_hook(_weak(self._compare))]
 
     def _look(self, _: Tensor) -> None:
         """See a backward pass come to the parameter, before it adds its gradient."""
@@ -82,11 +85,11 @@ class Clearing:
 
         Of a clip, of values as of the norm, no value has another sign.
         """
-        left, gradient = self._left, None if self._leaf is None else self._leaf.grad
+        left, gradient = self._left, None if self._wide is None else self._wide.grad
         ledger, groups = self._ledger(), optimizer.param_groups
         if ledger is None or left is None or gradient is None or left.shape != gradient.shape:
             return
-        if any(one is self._leaf for group in groups for one in group["params"]):
+        if any(one is self._wide for group in groups for one in group["params"]):
             one, other = left.float().flatten(), gradient.detach().float().flatten()
             apart = one @ other < _ALIKE * one.norm() * other.norm()
             self._apart.append(ledger.add((apart & (one * other < 0.0).any()).float()))
@@ -102,10 +105,14 @@ class Clearing:
         """Leave nothing on the model."""
         for handle in self._handles:
             handle.remove()
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            if self._leaf is not None and not getattr(self._leaf, name):
-                setattr(self._leaf, name, None)  # as a tensor has it without a hook
-        self._handles, self._leaf, self._seen, self._left = [], None, [], None
+        # as a tensor has it without a hook
+        if self._leaf is not None and not self._leaf._backward_hooks:
+            self._leaf._backward_hooks = None
+        wide: Any = self._wide
+        if wide is not None and not wide._post_accumulate_grad_hooks:
+            wide._post_accumulate_grad_hooks = None
+        self._leaf, self._wide, self._left = None, None, None
+        self._handles, self._seen = [], []
 
     __del__ = close
 
