@@ -9,7 +9,7 @@ from itertools import islice, zip_longest
 from pytest_modelhealth.checks import loss_terms
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, called, flow_of, innermost, is_fresh, linear_maps
-from pytest_modelhealth.checks.loss_terms import Faults, broadcast, summands
+from pytest_modelhealth.checks.loss_terms import Faults, broadcast, summands, unscaled
 from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, LossCall, Observation
@@ -248,14 +248,8 @@ def _cosines(observation: Observation, flow: Flow) -> Faults:
     for vertex in flow.operation_vertices.values() if has_cosines or is_of_any else ():
         if not (vertex.call < 0 and vertex.has("softmax") and vertex.operands):
             continue  # cross_entropy is a log_softmax in the graph
-        number, scale = vertex.operands[0], 1.0
-        while (made := vertices[number]).operands:
-            factor = made.facts.get("number", 0.0) if len(made.operands) == 1 else 0.0
-            if made.has("product", "quotient") and factor:
-                scale *= 1.0 / factor if made.has("quotient") else factor
-            elif not made.has("view"):
-                break
-            number = made.operands[0]
+        number, scale = unscaled(vertex.operands[0], flow, "view")
+        made = vertices[number]
         if is_of_any and made.has("matrix") and flow.after(*inputs).issuperset(made.operands[:2]):
             if len({*made.operands}) == 2 and abs(scale) > 1.0 / _SMALL_SCALE:
                 what = f"the loss{at(vertex.line)} is given products of vectors of any length, "

@@ -191,14 +191,21 @@ def _exponent(number: int, flow: Flow) -> tuple[int, float] | None:
         number, scale = flow.as_it_is(vertices[number].operands[0], "whole")[-1], 0.5
     if vertices[number].function != "exp" or not vertices[number].operands:
         return None
-    while operands := vertices[number].operands[:2]:
-        number = operands[0]
-        made = vertices[number]
+    number, times = unscaled(vertices[number].operands[0], flow, "whole")
+    return number, scale * times
+
+
+def unscaled(number: int, flow: Flow, layout: str) -> tuple[int, float]:
+    """Return what a vertex is a multiple of, in another layout, and how many times that."""
+    scale, made = 1.0, flow.graph.vertices[number]
+    while made.operands:
         factor = made.facts.get("number", 0.0) if len(made.operands) == 1 else 0.0
         if made.has("margin") and made.has("product", "quotient") and factor:  # no 1 / x
-            scale = scale / factor if made.has("quotient") else scale * factor
-        elif not made.has("whole"):
+            scale *= 1.0 / factor if made.has("quotient") else factor
+        elif not made.has(layout):
             break
+        number = made.operands[0]
+        made = flow.graph.vertices[number]
     return number, scale
 
 
