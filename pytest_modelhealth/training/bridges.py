@@ -127,7 +127,7 @@ class TransformersHooks(TrainerHooks):
     def _begin_step(self, args: Any, model: nn.Module) -> None:
         """Look for the loss in steps that are watched, and leave the model alone in others."""
         self._remove()
-        if self._monitor._watch.is_on and not args.torch_compile:
+        if self._monitor._watch.step is not None and not args.torch_compile:
             self._hook = model.register_forward_hook(self._look, with_kwargs=True)
 
     def _remove(self) -> None:

@@ -7,6 +7,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from threading import get_ident
 from types import FunctionType
 from typing import Any
@@ -66,9 +67,11 @@ class Compiled:
             self.runs_optimizer = True
         elif not isinstance(owner, nn.Module):
             self.function = getattr(function, "__qualname__", type(function).__name__)
-            for value in named_values(function).values():
-                if isinstance(value, nn.Module):
-                    self._inside.update(own.intersection(value.modules()))
+            with suppress(TypeError, ValueError):  # no function, or a variable without a value
+                scope = inspect.getclosurevars(function)
+                for value in (*scope.globals.values(), *scope.nonlocals.values()):
+                    if isinstance(value, nn.Module):
+                        self._inside.update(own.intersection(value.modules()))
         elif owner in own and getattr(function, "__name__", "") not in _CALLS:
             # a method of a module, whose own hooks lie around it
             self._inside.update(child for child in owner._modules.values() if child is not None)
@@ -110,15 +113,6 @@ _COMPILES = "torch._dynamo.repro.after_dynamo"
 """What torch imports when it first looks for a backend to compile with, and not before."""
 _CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl", "inner"})
 """How a whole module is compiled, which shows at the module or at what is around it."""
-
-
-def named_values(function: Any) -> dict[str, Any]:
-    """Return what a function has in its closure, or knows as global names."""
-    try:
-        scope = inspect.getclosurevars(function)
-    except (TypeError, ValueError):  # no function, or a variable that has no value yet
-        return {}
-    return {**scope.globals, **scope.nonlocals}
 
 
 PASSES_A_PAGE = 16

@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -47,41 +46,14 @@ from pytest_modelhealth.capture.step.guard import is_inspecting, uninterrupted
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.statistics import Entries, Entry, Ledger, UnsupportedTensorError
+from pytest_modelhealth.statistics import Entries, Entry, UnsupportedTensorError
 
 _MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 """Modules that do something else in evaluation mode."""
 
 
-@dataclass(eq=False)
 class WatchedStep:
-    """What was seen of a step.
-
-    Args:
-        observation: all of it, as of an inspection; there is no flow, and of the loss the value.
-        recorder: what took it down, with what was found in tensors.
-        updates: what an optimizer changed, by layer and own name of the parameter, and how many
-            dimensions that has; of one that no optimizer touched there is nothing.
-        rates: the largest learning rate that optimizers stepped parameters of a layer with.
-        passes: how many forward passes there were.
-        optimizer_steps: how many steps of optimizers.
-        modes: of dropout and batch norm by layer, and of the model that has some, whether they were
-            in training mode at the first forward pass.
-        hooks: how many hooks each layer had when the step began.
-    """
-
-    observation: Observation
-    recorder: Recorder
-    updates: dict[tuple[str, str], tuple[Entry, int]]
-    rates: dict[str, float]
-    passes: int
-    optimizer_steps: int
-    modes: dict[str, bool]
-    hooks: dict[str, int]
-
-
-class PassiveStep:
-    """A step that is being watched.
+    """A step that is being watched, and what was seen of it once it has ended.
 
     Args:
         model: the model.
@@ -91,8 +63,19 @@ class PassiveStep:
         visitor: is shown each tensor.
 
     Attributes:
+        observation: all of it, as of an inspection; there is no flow, and of the loss the value.
+        recorder: what took it down, with what was found in tensors.
         hooks: what sees it, and counts its forward passes.
+        updates: what an optimizer changed, by layer and own name of the parameter, and how many
+            dimensions that has; of one that no optimizer touched there is nothing.
+        rates: the largest learning rate that optimizers stepped parameters of a layer with.
+        optimizer_steps: how many steps of optimizers.
+        modes: of dropout and batch norm by layer, and of the model that has some, whether they were
+            in training mode at the first forward pass.
+        hook_counts: how many hooks each layer had when the step began.
     """
+
+    observation: Observation
 
     def __init__(
         self,
@@ -105,10 +88,10 @@ class PassiveStep:
         self._model = model
         self._scaler = scaler
         self._scale = NO_SCALE
-        self._batch = self._samples = self._optimizer_steps = 0
+        self._batch = self._samples = self.optimizer_steps = 0
         self._compiled = compiled
         self._inside, self._around = compiled.parts()
-        self._recorder = recorder = Recorder(
+        self.recorder = recorder = Recorder(
             named_modules(model), selection, visitor=visitor, compare_outputs=False
         )
         hidden = self._inside.difference(self._around.values())
@@ -124,15 +107,15 @@ class PassiveStep:
         for _, _, parameter in self._held.values():
             if parameter.grad is not None:
                 self._before_step.put(parameter.grad, version(parameter.grad), True)
-        self._modes: dict[str, bool] = {}
-        self._hook_counts = {
+        self.modes: dict[str, bool] = {}
+        self.hook_counts = {
             layer.name: len(module._forward_hooks) + len(module._forward_pre_hooks)
             for module, layer in recorder.by_module.items()
         }
         self._gradients: dict[int, Entry] = {}  # as the latest backward pass left them
         self._taken: dict[int, Entry] = {}  # of those, what an optimizer took
-        self._updates: dict[int, Entry] = {}  # by an optimizer's latest step
-        self._rates: dict[str, float] = {}
+        self.updates: dict[tuple[str, str], tuple[Entry, int]] = {}  # by the latest step
+        self.rates: dict[str, float] = {}
         self._thread = get_ident()
         is_functional = not (self._inside or compiled.function)
         self.hooks = PassiveHooks(recorder, is_functional, self._begin_pass, self._end_backward)
@@ -163,26 +146,26 @@ class PassiveStep:
             tensors = find_tensors(arguments)
             self._batch = batch_size(tensors)
         self._samples += self._batch
-        if not self._modes:
-            self._modes = {
+        if not self.modes:
+            self.modes = {
                 layer.name: module.training
-                for module, layer in self._recorder.by_module.items()
+                for module, layer in self.recorder.by_module.items()
                 if isinstance(module, _MODAL)
             }
-            if self._modes:
-                self._modes.setdefault("", self._model.training)
+            if self.modes:
+                self.modes.setdefault("", self._model.training)
         if self.hooks.passes % PASSES_A_PAGE == 0:
-            self._recorder.merge()
+            self.recorder.merge()
         self._scale = LossScale.of(self._scaler)
-        self._recorder.reader.expect(self._batch, self._scale)
+        self.recorder.reader.expect(self._batch, self._scale)
 
     def _end_backward(self) -> None:
-        with noted(self._recorder.errors), torch._C.DisableTorchFunction():
+        with noted(self.recorder.errors), torch._C.DisableTorchFunction():
             self._read_gradients(self._held.values())
 
     def _read_gradients(self, parameters: Iterable[Held], scale: LossScale | None = None) -> None:
         """Read gradients that are not from before this step, which a loss scale still is in."""
-        reader = self._recorder.reader
+        reader = self.recorder.reader
         held = [
             (layer, name, parameter.grad, id(parameter))
             for layer, name, parameter in parameters
@@ -207,7 +190,7 @@ class PassiveStep:
         """Read what a step begins with: parameters, and gradients that no backward pass showed."""
         if is_compiling() or is_inspecting() or is_capturing() or get_ident() != self._thread:
             return
-        with noted(self._recorder.errors), torch._C.DisableTorchFunction():
+        with noted(self.recorder.errors), torch._C.DisableTorchFunction():
             numbers = self._numbers(optimizer)
             held = ((number, *self._held[number]) for number in numbers)
             self._copies[id(optimizer)] = {
@@ -217,12 +200,12 @@ class PassiveStep:
             }
             if not numbers:
                 return
-            self._optimizer_steps += 1
+            self.optimizer_steps += 1
             for group in optimizer.param_groups:
                 for parameter in group["params"] if group.get("lr") is not None else ():
                     if id(parameter) in self._held:
                         name = self._held[id(parameter)][0].name
-                        self._rates[name] = max(float(group["lr"]), self._rates.get(name, 0.0))
+                        self.rates[name] = max(float(group["lr"]), self.rates.get(name, 0.0))
             self._read_missing(optimizer, numbers)
             self._read_parameters()
 
@@ -230,16 +213,17 @@ class PassiveStep:
         """Take what a step used, which a closure makes within it, and what it changed."""
         if is_compiling() or id(optimizer) not in self._copies:
             return
-        with noted(self._recorder.errors), torch._C.DisableTorchFunction():
+        with noted(self.recorder.errors), torch._C.DisableTorchFunction():
             before, numbers = self._copies.pop(id(optimizer)), self._numbers(optimizer)
             self._read_missing(optimizer, numbers)
             self._taken |= {n: self._gradients[n] for n in numbers if n in self._gradients}
             if not before:
                 return
-            ledger, now = self._recorder.reader.ledger, [self._held[n][2].detach() for n in before]
+            ledger, now = self.recorder.reader.ledger, [self._held[n][2].detach() for n in before]
             entries = ledger.add_many([*before.values()], now)
             for (number, then), one, entry in zip(before.items(), now, entries, strict=True):
-                self._updates[number] = entry or ledger.add(then - one)
+                layer, name, _ = self._held[number]
+                self.updates[layer.name, name] = entry or ledger.add(then - one), one.ndim
 
     def _numbers(self, optimizer: Optimizer) -> list[int]:
         """Return which of the parameters an optimizer holds."""
@@ -251,15 +235,15 @@ class PassiveStep:
             self._read_gradients(missing, NO_SCALE if scale is None else LossScale(float(scale)))
 
     def _read_parameters(self) -> None:
-        if "parameters" not in self._recorder.own:
-            self._recorder.add_state("parameters", self._held.values())
+        if "parameters" not in self.recorder.own:
+            self.recorder.add_state("parameters", self._held.values())
 
     # What was seen.
 
     def settle(self, loss: Any) -> WatchedStep:
-        """Take everything off the model, and return what was seen."""
+        """Take everything off the model, and make the observation."""
         self.remove()
-        recorder = self._recorder
+        recorder = self.recorder
         with torch._C.DisableTorchFunction():
             missing = [held for n, held in self._held.items() if n not in self._gradients]
             self._read_gradients(missing, NO_SCALE if self._is_unscaled() else self._scale)
@@ -277,7 +261,7 @@ class PassiveStep:
         records = layer_records(recorder, backward=self.hooks.saw_backward)
         recorder.let_go()
         value = recorder.loss if isinstance(loss, Tensor) else loss
-        observation = Observation(
+        self.observation = Observation(
             # what waits on a device is tensors
             layers=dict(records) if recorder.reader.ledger.has_queued else records,
             model_type=recorder.layers[""].type_name,
@@ -288,17 +272,7 @@ class PassiveStep:
             errors=tuple(recorder.errors),
             loss_calls=tuple(recorder.loss_calls.seen),
         )
-        updates = [(*self._held[number], entry) for number, entry in self._updates.items()]
-        return WatchedStep(
-            observation,
-            recorder,
-            {(layer.name, name): (entry, p.ndim) for layer, name, p, entry in updates},
-            self._rates,
-            self.hooks.passes,
-            self._optimizer_steps,
-            self._modes,
-            self._hook_counts,
-        )
+        return self
 
     def _is_unscaled(self) -> bool:
         """Whether the scaler has taken its scale off gradients that no optimizer took."""
@@ -339,30 +313,22 @@ class PassiveWatch:
         model: the model that is trained.
         selection: which roles of which layers to observe.
         scaler: the gradient scaler that the training uses, if any.
+
+    Attributes:
+        step: the one that is being watched, if one is.
     """
 
-    def __init__(self, model: nn.Module, selection: Selection, scaler: Any = None) -> None:
-        self._step: PassiveStep | None = None
-        self._model = model
-        self._selection = selection
-        self._scaler = scaler
-        self._compiled: Compiled | None = None
+    step: WatchedStep | None = None
+    _compiled: Compiled | None = None
 
-    @property
-    def is_on(self) -> bool:
-        """Whether a step is being watched."""
-        return self._step is not None
+    def __init__(self, model: nn.Module, selection: Selection, scaler: Any = None) -> None:
+        self._model, self._selection, self._scaler = model, selection, scaler
 
     def use_scaler(self, scaler: Any) -> None:
         """Take a gradient scaler; a step that is being watched is watched anew."""
         self._scaler = scaler
-        if self.is_on:
+        if self.step is not None:
             self.begin()
-
-    @property
-    def has_seen(self) -> bool:
-        """Whether a forward pass was seen in the step that is being watched."""
-        return self._step is not None and self._step.hooks.passes > 0
 
     def open(self) -> None:
         """Claim the model: one watch at a time.
@@ -377,12 +343,11 @@ class PassiveWatch:
             )
         own = set(self._model.modules())
         with _lock:
-            for other in _watching:
-                if not own.isdisjoint(other._model.modules()):
-                    raise InspectionError(
-                        f"{name} is being monitored already: one monitor of a model at a time; "
-                        "end the other one first, or monitor a copy, copy.deepcopy(model)"
-                    )
+            if not all(own.isdisjoint(other._model.modules()) for other in _watching):
+                raise InspectionError(
+                    f"{name} is being monitored already: one monitor of a model at a time; "
+                    "end the other one first, or monitor a copy, copy.deepcopy(model)"
+                )
             _watching.add(self)
 
     def close(self) -> None:
@@ -398,25 +363,19 @@ class PassiveWatch:
         with suppress(Exception):  # the interpreter may be shutting down
             self._discard()
 
-    @property
-    def ledger(self) -> Ledger | None:
-        """What reads the tensors of the step that is watched, if one is."""
-        return None if self._step is None else self._step._recorder.reader.ledger
-
     def begin(self, visitor: Visitor | None = None) -> None:
         """Watch from here on; a visitor is shown each tensor.
 
         Raises:
             InspectionError: the layers of the model cannot be listed.
         """
-        if self._compiled is None:
-            self._compiled = Compiled(self._model)
+        self._compiled = self._compiled or Compiled(self._model)
         with uninterrupted():
             self._discard()
-            step = self._step = PassiveStep(
+            self.step = WatchedStep(
                 self._model, self._selection, self._scaler, self._compiled, visitor
             )
-            step.register()
+            self.step.register()
 
     def end(self, loss: Any = None) -> WatchedStep:
         """Watch no longer, and return what was seen.
@@ -427,14 +386,14 @@ class PassiveWatch:
         Raises:
             InspectionError: a CUDA graph is being captured.
         """
-        assert self._step is not None
+        assert self.step is not None
         if is_capturing():
             raise InspectionError(
                 "which was ended while a CUDA graph was captured: reading what was seen would end "
                 "the capture; end the step after it"
             )
         try:
-            return self._step.settle(loss)
+            return self.step.settle(loss)
         finally:
             self.discard()
 
@@ -444,6 +403,6 @@ class PassiveWatch:
             self._discard()
 
     def _discard(self) -> None:
-        if self._step is not None:
-            self._step.remove()
-            self._step = None
+        if self.step is not None:
+            self.step.remove()
+            self.step = None

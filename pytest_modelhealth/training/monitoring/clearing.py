@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakMethod
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -62,12 +61,12 @@ class Clearing:
             given = [p for n, p in named if n in self._stepped and p.grad is not None]
             self._leaf = min(given, key=lambda p: p.numel(), default=None)
         if self._leaf is not None and self._leaf.requires_grad:
-            self._handles.append(self._leaf.register_hook(_weak(self._look)))
+            self._handles.append(self._leaf.register_hook(self._look))
         wide = [p for p in given if p.numel() >= _FEWEST and p.requires_grad] if is_watched else []
         self._wide = min(wide, key=lambda p: p.numel(), default=None)
         if self._wide is not None:
-            keep = self._wide.register_post_accumulate_grad_hook(_weak(self._keep))
-            self._handles += [keep, register_optimizer_step_pre_hook(_weak(self._compare))]
+            keep = self._wide.register_post_accumulate_grad_hook(self._keep)
+            self._handles += [keep, register_optimizer_step_pre_hook(self._compare)]
 
     def _look(self, _: Tensor) -> None:
         """See a backward pass come to the parameter, before it adds its gradient."""
@@ -113,17 +112,3 @@ class Clearing:
             wide._post_accumulate_grad_hooks = None
         self._leaf, self._wide, self._left = None, None, None
         self._handles, self._seen = [], []
-
-    __del__ = close
-
-
-def _weak(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that does not keep a forgotten monitor."""
-    known = WeakMethod(method)
-
-    def hook(*args: Any) -> None:
-        bound = known()
-        if bound is not None:
-            bound(*args)
-
-    return hook

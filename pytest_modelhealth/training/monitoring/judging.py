@@ -39,6 +39,8 @@ class TrainingJudge:
         InspectionError: `on_violation` is nothing that can be done.
     """
 
+    observation: Observation  # of the latest step
+
     def __init__(
         self,
         settings: Settings,
@@ -62,7 +64,6 @@ class TrainingJudge:
         ]
         self._began: set[tuple[str, ...]] = set()  # rule, kind, layer and severity
         self._answered: set[tuple[str, str]] = set()
-        self._observation: Observation | None = None
         self._report: HealthReport | None = None
 
     def follow(self, row: StepRow, observation: Observation) -> StepRow:
@@ -72,7 +73,7 @@ class TrainingJudge:
             row: its numbers.
             observation: what was seen of it.
         """
-        self._observation, self._report = observation, None
+        self.observation, self._report = observation, None
         self._table.take(row)
         with np.errstate(all="ignore"):
             for follower in self._followers:
@@ -103,15 +104,14 @@ class TrainingJudge:
     @property
     def report(self) -> HealthReport:
         """The report of the training so far: the latest step, with its course."""
-        assert self._observation is not None
         if self._report is None:
-            self._report = self._make_report(replace(self._observation, course=self.course))
+            self._report = self._make_report(replace(self.observation, course=self.course))
         return self._report
 
     @property
     def events(self) -> tuple[Event, ...]:
         """What rules object to, the gravest first, each with the step it began in."""
-        if self._observation is None:
+        if not self._table.steps:
             return ()
         judgement = self.report._judgement
         return tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import starmap
 from types import TracebackType
@@ -99,12 +100,13 @@ class TrainingMonitor(NamesItsAttributes):
         names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
         self._table = None if csv is None else CsvLines(csv, names)
         self._watch = watch = PassiveWatch(model, selection, scaler)
-        self._clearing = Clearing(model, lambda: watch.ledger)
+        self._clearing = Clearing(
+            model, lambda: watch.step.recorder.reader.ledger if watch.step else None
+        )
         self._state = "new"
         self._on_close: list[Callable[[], object]] = []
         self._last: int | None = None
         self._latest: StepRow | None = None
-        self._observation: Observation | None = None  # of the latest step
         self._report: HealthReport | None = None
 
     # Begin and end.
@@ -119,7 +121,8 @@ class TrainingMonitor(NamesItsAttributes):
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if error is None and self._last is None and self._watch.has_seen:
+            step = self._watch.step
+            if error is None and self._last is None and step is not None and step.hooks.passes:
                 warnings.warn(
                     "the monitor saw no step: step_end() was never called; call it after each "
                     "training step",
@@ -130,6 +133,11 @@ class TrainingMonitor(NamesItsAttributes):
         except BaseException:  # Ctrl-C, once more
             self.close()
             raise
+
+    def __del__(self) -> None:
+        """Leave nothing on the model, nor on optimizers, though nobody closed this."""
+        with suppress(Exception):  # the interpreter may be shutting down
+            self._clearing.close()
 
     def start(self) -> Self:
         """Begin to watch: what entering the context does, for loops that cannot be put into one.
@@ -182,7 +190,7 @@ class TrainingMonitor(NamesItsAttributes):
         if self._table is not None:
             self._table.close()
         was_started, self._state = self._state == "started", "closed"
-        if was_started and self._observation is not None and self._on_report is not None:
+        if was_started and self._latest is not None and self._on_report is not None:
             self._on_report(self.report_of_training())
         while self._on_close:
             self._on_close.pop()()
@@ -203,7 +211,7 @@ class TrainingMonitor(NamesItsAttributes):
         number, value = self._number(step), _scalar(loss)
         row: StepRow | None = None
         lost = ""
-        if self._watch.is_on:
+        if self._watch.step is not None:
             try:
                 seen = self._watch.end(value)
                 row = row_of(number, seen)
@@ -247,7 +255,7 @@ class TrainingMonitor(NamesItsAttributes):
         if self._latest is None:
             self._check_first(row.step, seen)
         row = self._judge.follow(row, seen.observation)
-        self._latest, self._observation, self._report = row, seen.observation, None
+        self._latest, self._report = row, None
         self.history.add(row)
         if self._table is not None:
             self._table.write(row)
@@ -258,7 +266,7 @@ class TrainingMonitor(NamesItsAttributes):
     def _check_first(self, number: int, seen: WatchedStep) -> None:
         """Warn if nothing was seen of the model, and refuse patterns without a layer."""
         layers = seen.observation.layers
-        if seen.passes:
+        if seen.hooks.passes:
             modules = {named.name: named.module for named in named_modules(self._model)}
             named = [(name, modules.get(name)) for name in layers]
             ensure_match(self._selection.rules, named, self._model)
@@ -297,8 +305,7 @@ class TrainingMonitor(NamesItsAttributes):
         """
         if self._report is None:
             assert self.latest is not None
-            assert self._observation is not None
-            self._report = self._make_report(self._observation)
+            self._report = self._make_report(self._judge.observation)
         return self._report
 
     def report_of_training(self) -> HealthReport:

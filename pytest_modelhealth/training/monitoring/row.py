@@ -318,7 +318,7 @@ def row_of(step: int, seen: WatchedStep) -> StepRow:
         layers=tuple(layer.name for layer in layers),
         values=dict(zip(STATISTICS, table, strict=True)),
         origin=origin,
-        passes=seen.passes,
+        passes=seen.hooks.passes,
         optimizer_steps=seen.optimizer_steps,
     )
 
@@ -362,7 +362,7 @@ def _numbers(layer: Layer, found: _Found, seen: WatchedStep) -> tuple[float, ...
         math.sqrt(max(variance, 0.0)),  # NaN stays NaN
         _saturation(layer, made),
         float(seen.modes.get(layer.name, math.nan)),
-        float(seen.hooks.get(layer.name, math.nan)),
+        float(seen.hook_counts.get(layer.name, math.nan)),
     )
 
 

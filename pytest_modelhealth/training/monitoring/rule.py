@@ -18,17 +18,11 @@ Assess = Callable[[CourseEvent, Course, Settings], Finding | None]
 
 
 class Rule(NamedTuple):
-    """What must hold over a whole training.
+    """What must hold over a whole training."""
 
-    Args:
-        see: sees each step, remembers little, and says what began.
-        assess: says whether that breaks a limit, as it stands now; it is stateless.
-        unseen: what to say where no forward pass was seen, by the number of steps.
-    """
-
-    see: See
-    assess: Assess
-    unseen: str = ""
+    see: See  # sees each step, remembers little, and says what began
+    assess: Assess  # says whether that breaks a limit, as it stands now; it is stateless
+    unseen: str = ""  # what to say where no forward pass was seen, by the number of steps
 
 
 RULES: dict[str, Rule] = {}
@@ -37,28 +31,20 @@ RULES: dict[str, Rule] = {}
 
 @dataclass(frozen=True)
 class Kind:
-    """What a rule objects to in one kind of event: a row of its table.
+    """What a rule objects to in one kind of event: a row of its table."""
 
-    Args:
-        kind: that of the event.
-        message: what is wrong; fields of the event, of the loss and of what was measured in braces.
-        cause: the likely cause, one sentence.
-        measure: what of an event is held against the limit: its ``value``, the ``change`` of that
-            by its reference, the ``factor`` up or down, or for how many ``rows`` it went on.
-        limit: name of the setting, of a least value where it begins with ``min_``; without one
-            whatever `grade` grades is wrong.
-        scale: what the limit is multiplied by first.
-        patience: how many watched steps it must go on for, unless these are measured.
-        grade: how wrong it is, or what says so of event and course; ``None`` is not at all.
-    """
-
-    kind: str
-    message: str
-    cause: str
+    kind: str  # that of the event
+    message: str  # fields of the event, of the loss and of what was measured stand in braces
+    cause: str  # the likely cause, one sentence
+    # what of an event is held against the limit: its ``value``, the ``change`` of that by its
+    # reference, the ``factor`` up or down, or for how many ``rows`` it went on
     measure: str = "value"
+    # name of the setting, of a least value where it begins with ``min_``; without one whatever
+    # `grade` grades is wrong
     limit: str = ""
-    scale: float = 1.0
-    patience: int = PATIENCE
+    scale: float = 1.0  # what the limit is multiplied by first
+    patience: int = PATIENCE  # watched steps that it must go on for, unless these are measured
+    # how wrong it is, or what says so of event and course; ``None`` is not at all
     grade: Severity | Callable[[CourseEvent, Course], Severity | None] = "fail"
 
     def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Finding | None:
