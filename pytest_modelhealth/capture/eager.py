@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 from torch import nn
-from torch.nn.parameter import UninitializedBuffer
 
 from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.step.guard import exited_whole
+from pytest_modelhealth.capture.step.bare import copied
+from pytest_modelhealth.capture.step.guard import collected_rarely, exited_whole
 from pytest_modelhealth.capture.step.run import Watch, observed_eagerly, run_step
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.capture.step.switches import collected_rarely
 from pytest_modelhealth.layers import stop_gradients
 from pytest_modelhealth.report import Observation
 
@@ -50,10 +48,7 @@ class EagerEngine(Engine):
             )
         if state.lazy:
             notes.append("the model is lazy: a copy was inspected, the model is not initialised")
-            # torch itself cannot copy buffers that are not initialised
-            buffers = [one for one in state.lazy if isinstance(one, UninitializedBuffer)]
-            memo = {id(b): UninitializedBuffer(device=b.device, dtype=b.dtype) for b in buffers}  # type: ignore[call-arg]
-            model = copy.deepcopy(model, memo)
+            model = copied(model)
             state = State(model)
         if request.backward is None and stop_gradients(state.modules):
             notes.append("no gradient flows through quantised layers: the forward pass alone ran")

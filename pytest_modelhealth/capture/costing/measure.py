@@ -122,7 +122,8 @@ def measured(request: Request, run: Callable[[Request, Watch], Observation]) -> 
         meter = Meter(hooks.metered_layer, sees_saved=not why_not_saved)
         held = [tensor for own in recorder.held() for _, _, tensor in own]
         # but those that the first forward makes
-        meter.storages.give([*(tensor for tensor in held if not is_lazy(tensor)), *batch])
+        for tensor in (*(tensor for tensor in held if not is_lazy(tensor)), *batch):
+            meter.storages.follow(tensor, is_given=True)
         given, on_cuda = meter.storages.given(""), meter.storages.given("cuda")
         cuda_peak = _watch_cuda()
         with eagerly(), observed(recorder, hooks), meter.running():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -84,21 +84,14 @@ class Storages:
         self.peak = 0
         self._followed: dict[int, _Followed] = {}
 
-    def give(self, tensors: Iterable[Tensor]) -> None:
-        """Take what is there before the run."""
-        for storage in (storage for tensor in tensors for storage in _storages(tensor)):
-            self._follow(storage, is_given=True)
-
-    def follow(self, tensor: Tensor) -> None:
-        """Take a tensor that an operation returned."""
-        for storage in _storages(tensor):
-            self._follow(storage)
+    def follow(self, tensor: Tensor, is_given: bool = False) -> list[_Followed]:
+        """Take a tensor that an operation returned, or that is there before the run."""
+        return [self._follow(storage, is_given) for storage in _storages(tensor)]
 
     def save(self, tensor: Tensor) -> int:
         """Take a tensor that autograd keeps; return the bytes that are kept because of it."""
         saved = 0
-        for storage in _storages(tensor):
-            followed = self._follow(storage)
+        for followed in self.follow(tensor):
             if not (followed.is_given or followed.is_saved):
                 followed.is_saved = True
                 saved += followed.nbytes
@@ -114,7 +107,7 @@ class Storages:
         """Follow nothing any longer."""
         self._followed.clear()
 
-    def _follow(self, storage: Any, is_given: bool = False) -> _Followed:
+    def _follow(self, storage: Any, is_given: bool) -> _Followed:
         key, nbytes = storage._cdata, storage.nbytes()
         followed = self._followed.get(key)
         if followed is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import copied_batch
@@ -32,9 +33,16 @@ def copied(model: nn.Module) -> nn.Module:
         InspectionError: it cannot be copied.
     """
     held = [value for module in model.modules() for value in vars(module).values()]
-    computed = [value for value in held if type(value) is Tensor and not value.is_leaf]
+    memo: dict[int, Tensor] = {
+        id(value): value.detach().clone()
+        for value in held
+        if type(value) is Tensor and not value.is_leaf
+    }
+    # torch itself cannot copy buffers that are not initialised
+    lazy = [buffer for buffer in State(model).lazy if isinstance(buffer, UninitializedBuffer)]
+    memo |= {id(b): UninitializedBuffer(device=b.device, dtype=b.dtype) for b in lazy}  # type: ignore[call-arg]
     try:
-        return copy.deepcopy(model, {id(t): t.detach().clone() for t in computed})
+        return copy.deepcopy(model, memo)
     except Exception as error:
         raise InspectionError(
             f"{type(model).__name__} cannot be copied, and so not be run in another way: {error}"
