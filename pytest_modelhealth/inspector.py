@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.step.company import may_have_company
-from pytest_modelhealth.capture.step.guard import exited_whole
-from pytest_modelhealth.capture.step.switches import collected_rarely
+from pytest_modelhealth.capture.step.guard import collected_rarely, exited_whole
 from pytest_modelhealth.checks import Check, default_settings, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import (

@@ -7,7 +7,6 @@ passes as it is; where it comes of the kind of value that was passed, it gets a 
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -79,41 +78,6 @@ def deep_copy(batch: Any) -> Any:
         if not t.is_leaf or t.layout is not torch.strided or t.is_nested
     }
     return copy.deepcopy(batch, copies)
-
-
-LIGHTNING_MODULES = tuple(
-    f"{package}.core.module" for package in ("lightning.pytorch", "pytorch_lightning")
-)
-"""Where `LightningModule` is defined."""
-
-
-def is_lightning(model: object) -> bool:
-    """Whether `model` is a `LightningModule`; the library is not imported."""
-    return any(kind.__module__ in LIGHTNING_MODULES for kind in type(model).__mro__)
-
-
-def is_own(module: object, method: str) -> bool:
-    """Whether a `LightningModule` defines a method itself."""
-    found = getattr(type(module), method, None)
-    return found is not None and found.__module__ not in LIGHTNING_MODULES
-
-
-def loss_in(output: Any) -> Any:
-    """Return the loss in what a `training_step` returned: itself, or what is under ``"loss"``."""
-    return output.get("loss") if isinstance(output, Mapping) else output
-
-
-def arguments_of(module: Any, batch: Any, number: int = 0) -> Inputs:
-    """Return how a batch goes into the `training_step` of a module; `Inputs` go in as they are."""
-    if is_a(batch, Inputs):
-        return batch
-    parameters = inspect.signature(module.training_step).parameters.values()
-    takes_number = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return Inputs(batch, number) if takes_number else Inputs(batch)
-
-
-def log_nothing(*_: Any, **__: Any) -> None:
-    """Stand in the place of `LightningModule.log`, which asks for the trainer."""
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import signal
 import sys
@@ -36,8 +37,7 @@ class Guard:
         batch: whose leaves get their gradients back.
         values: whether values of leaves are put back, which are copied for it, or copies of them
             that were made before. Without, a model's memory is not doubled.
-        numbers: states of the random generators, as `random_state` returns them; ``True`` takes
-            those of now, ``False`` lets random numbers go on.
+        numbers: whether random generators of the process are put back, or go on.
         switches: whether torch's switches are put back.
         stateful: objects that are put back by `load_state_dict`.
     """
@@ -48,7 +48,7 @@ class Guard:
         batch: Any = None,
         *,
         values: Memory | bool = False,
-        numbers: dict[str, Any] | bool = True,
+        numbers: bool = True,
         switches: bool = False,
         stateful: Iterable[Any] = (),
     ) -> None:
@@ -62,7 +62,7 @@ class Guard:
         self._is_grad_enabled = torch.is_grad_enabled()
         self._switches = [(pair, pair[0]()) for pair in _SWITCHES if switches]
         self._stateful = [(one, copy.deepcopy(one.state_dict())) for one in stateful]
-        self.numbers = random_state() if numbers is True else numbers or {}
+        self.numbers = random_state() if numbers else {}
 
     def __enter__(self) -> Self:
         return self
@@ -219,6 +219,29 @@ _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     *((partial(getattr, *flag), partial(setattr, *flag)) for flag in _FLAGS),
 )
 """What of torch may be switched: how each is read and set."""
+
+
+_RARE = 100_000
+
+
+@contextmanager
+def collected_rarely() -> Iterator[None]:
+    """Let the collector wait for a hundred thousand new objects, while no other thread inspects.
+
+    What a run keeps of a layer is a dozen objects, and none of it is garbage before its report is;
+    at the usual thresholds the collector looks through them again and again, and now and then
+    through everything in the process. Garbage of the user's own is still collected, later. The
+    thresholds are put back unless somebody has set others meanwhile.
+    """
+    with alone():
+        usual = gc.get_threshold()
+        rare = (usual[0] and max(usual[0], _RARE), *usual[1:])  # of 0 it never collects
+        try:
+            gc.set_threshold(*rare)
+            yield
+        finally:
+            if gc.get_threshold() == rare:
+                gc.set_threshold(*usual)
 
 
 _running: list[Inspection] = []

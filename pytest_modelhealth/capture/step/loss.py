@@ -20,8 +20,10 @@ from pytest_modelhealth.report import TaskGradients, TaskPair
 _PROJECTION_SEED = 20_240_229
 
 
-def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> Tensor | None:
+def compute_loss(output: Any, target: Any, loss: Any) -> Tensor | None:
     """Return the scalar to differentiate, or ``None`` where the output has no number to project.
+
+    Several losses by name are added up.
 
     Raises:
         InspectionError: the loss cannot be called, is not a scalar tensor, has no graph although
@@ -37,6 +39,8 @@ def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> T
     if isinstance(loss, type) and nn.Module in loss.__mro__:
         name = loss.__name__
         raise InspectionError(f"loss is the class {name}: give an instance, {name}()")
+    if isinstance(loss, Mapping):
+        loss = TaskLosses(loss)
     if not callable(loss):
         raise InspectionError(
             f"loss is {loss!r} and cannot be called: give a function loss(output, target), for "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.autograd_graph import loss_path
-from pytest_modelhealth.capture.observing.flow import Source
+from pytest_modelhealth.capture.observing.flow import Source, counter
 from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 from pytest_modelhealth.capture.observing.graphs import note_source_lines
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
@@ -34,10 +35,9 @@ from pytest_modelhealth.capture.observing.tensors import (
 )
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.company import Company, in_company
-from pytest_modelhealth.capture.step.guard import Inspection, Leaves, exited_whole
+from pytest_modelhealth.capture.step.guard import Inspection, Leaves, collected_rarely, exited_whole
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, may_need_target
 from pytest_modelhealth.capture.step.state import State, graph_leaves
-from pytest_modelhealth.capture.step.switches import collected_rarely, deep_graphs_freed
 from pytest_modelhealth.capture.step.unregistered import Registered
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import ensure_match, named_modules
@@ -61,6 +61,37 @@ def observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
     """Let `recorder` see every layer by hooks."""
     with eagerly(), observed(recorder) as hooks:
         yield hooks
+
+
+_SHALLOW = 10_000
+"""Graphs of fewer nodes are freed where they are."""
+
+_STACK = 1 << 29
+"""Bytes of stack to free others on; what is not touched takes no memory."""
+
+
+@contextmanager
+def deep_graphs_freed() -> Iterator[list[Any]]:
+    """Free the graph of a run, whose last nodes are put into the list that is given.
+
+    In torch 2.13 nodes that Python has looked at are freed one inside the other. Some 50,000 in a
+    row overflow a stack of 8 MiB, whether or not they are watched. Whoever else holds a part of the
+    graph must have let go of it when the context ends.
+    """
+    first = counter()
+    nodes: list[Any] = []
+    yield nodes
+    if counter() - first < _SHALLOW:
+        return
+    size = threading.stack_size(_STACK)
+    try:
+        thread = threading.Thread(target=nodes.clear)
+        thread.start()
+        thread.join()
+    except RuntimeError:  # no room for such a stack: it is freed here, as without us
+        nodes.clear()
+    finally:
+        threading.stack_size(size)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import copied, in_mode
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss
+from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
 from pytest_modelhealth.plugin.suite.making import Made, seeded
@@ -180,7 +180,6 @@ def _results(
     with seeded(seed):
         output = Inputs.of(batch["inputs"]).call(call)
         given = [tensor.detach().clone() for tensor in find_tensors(output)]
-        loss = TaskLosses(loss) if isinstance(loss, Mapping) else loss
         value = compute_loss(output, batch["target"], loss)
     if value is None or not value.requires_grad or not trained:
         return given, []

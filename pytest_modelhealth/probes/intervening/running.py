@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.guard import Guard
-from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_loss
+from pytest_modelhealth.capture.step.loss import compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.probes.conventions import Conventions, UntellableError
 from pytest_modelhealth.probes.intervening.batches import Batch, changeable, is_number
@@ -228,10 +228,7 @@ class Runs:
 
     def loss_of(self, output: Any, target: Any) -> Tensor | None:
         """Return the loss that was inspected, of an output; ``None`` where there is no number."""
-        function: Any = self.request.loss
-        if isinstance(function, Mapping):
-            function = TaskLosses(function)
-        return compute_loss(output, target, function)
+        return compute_loss(output, target, self.request.loss)
 
     def _gradients(self, ran: Ran, batch: Batch) -> list[Tensor | None] | None:
         """Return the gradient of the loss at each output; ``None`` where it cannot be had so."""

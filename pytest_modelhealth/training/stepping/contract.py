@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
 from pytest_modelhealth.capture.passive.hooks import parameters_of
@@ -37,6 +36,7 @@ from pytest_modelhealth.training.stepping.session import Session, TrainingStep, 
 from pytest_modelhealth.training.stepping.watching import (
     Call,
     Steps,
+    Watch,
     cosine,
     distance,
     inner,
@@ -129,7 +129,7 @@ class Series:
     observation: Observation
 
     def __init__(self, session: Session, count: int) -> None:
-        self.session, self.watch = session, session.watch()
+        self.session, self.watch = session, Watch(session)
         self.calls: list[Call] = []
         self.ends_at: Tensor | None = None
         self.facts: dict[str, Any] = {"raised": ""}
@@ -142,7 +142,7 @@ class Series:
         }
         self._elements: dict[int, Tensor] = {}  # of these, which ever had a gradient
         nodes, ends = [session.reached.live_nodes()], [torch.get_rng_state()]
-        schedules = [one for one in session.reached.objects if isinstance(one, LRScheduler)]
+        schedules = self.watch.schedules
         begun = [repr(one.state_dict()) for one in schedules]  # a count of epochs may stand still
         while len(self.calls) < count or (len(self.calls) < _MOST_CALLS and self._waits()):
             try:
@@ -179,13 +179,14 @@ class Series:
 
     def _call(self) -> None:
         """Make the next call."""
-        session, before = self.session, self.session.values()
+        session = self.session
         if self.calls:
-            call = session.watched(self.watch)
+            call = self.watch.call()
         else:
-            call, self.observation = session.observed(self.watch)
-            self._take_first(call, before)
+            call, self.observation = self.watch.observed()
+            self._take_first(call)
         self.calls.append(call)
+        before = call.before
         sizes = {key: norm(value) or 1.0 for key, value in before.items()}
         call.changes = {
             key: distance(session.parameters[key].detach(), value) / sizes[key]
@@ -196,11 +197,11 @@ class Series:
             asked = self._elements.get(key, False)
             self._elements[key] = (call.gradients[key] != 0) | asked
         # keep no graph of a call, and of gradients that nothing is held against the norm alone
-        call.result, call.at_first = loss_in(call.result), {}
+        call.result, call.at_first, call.before = loss_in(call.result), {}, {}
         if len(self.calls) > 1:
             call.gradients = {k: torch.tensor(norm(g)) for k, g in call.gradients.items()}
 
-    def _take_first(self, call: Call, before: dict[int, Tensor]) -> None:
+    def _take_first(self, call: Call) -> None:
         """Take down what only the first call shows."""
         result, session = call.result, self.session
         if loss_in(result) is None:
@@ -210,7 +211,7 @@ class Series:
                 f"{session.given.name} returned {kind}{shape}, not the loss: return "
                 "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
             )
-        pairs = zip(rows_in(session.given.batch), rows_in(session.latest), strict=False)
+        pairs = zip(rows_in(session.given.batch), rows_in(self.watch.batch), strict=False)
         self.facts["writes"] = any(
             a.shape == b.shape and not torch.allclose(a, b, 0.0, 0.0, equal_nan=True)
             for a, b in pairs
@@ -225,7 +226,7 @@ class Series:
             self.facts |= {"sign": sign_of(result), "is_loss": is_made_by_a_loss(result)}
         product, moves, gradients = 0.0, 0.0, 0.0  # what moved before an optimizer stepped
         for key, now in call.at_first.items():
-            gradient, start = call.gradients.get(key), before[key]
+            gradient, start = call.gradients.get(key), call.before[key]
             if gradient is not None and now.shape == start.shape and not torch.equal(now, start):
                 moved, wide = widened(now) - widened(start), widened(gradient)
                 product += inner(moved, wide)

@@ -16,7 +16,7 @@ from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import LossSlope
 from pytest_modelhealth.training.rows import rows_in
 from pytest_modelhealth.training.stepping.session import Session, loss_in
-from pytest_modelhealth.training.stepping.watching import Call, norm, widened
+from pytest_modelhealth.training.stepping.watching import Call, Watch, norm, widened
 
 # ---- the slope of the loss
 
@@ -180,7 +180,7 @@ def half_influence(session: Session, first: Call, calls: int) -> tuple[bool, ...
     try:
         for order in (first_by_second, second_by_first):
             session.guard.rewind()
-            other = session.watched(session.watch(), session.changed_batch(order))
+            other = Watch(session).call(session.changed_batch(order))
             influences.append(
                 _differ(_nonzero(first.gradients), _nonzero(other.gradients))
                 or _differ(session.after(calls), session.after(calls, order))

@@ -12,48 +12,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_modelhealth.capture.passive.hooks import parameters_of
 from pytest_modelhealth.capture.passive.step import PassiveWatch
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch, deep_copy
 from pytest_modelhealth.capture.step.company import refuse_again_and_again
-from pytest_modelhealth.capture.step.guard import Guard, exited_whole
+from pytest_modelhealth.capture.step.guard import Guard, collected_rarely, exited_whole
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.capture.step.switches import collected_rarely
 from pytest_modelhealth.capture.step.unregistered import places
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
-from pytest_modelhealth.report import Observation
-from pytest_modelhealth.training.rows import Rows, rows_in
+from pytest_modelhealth.training.rows import rows_in
 from pytest_modelhealth.training.stepping.reached import Reached
-from pytest_modelhealth.training.stepping.watching import Call, Watch
 
 
 class TrainingStep(NamedTuple):
-    """What a user gives to be run.
-
-    Args:
-        model: the model.
-        step: a function ``step(model, optimizer, batch)``, or what one is made of: a trainer, or
-            nothing.
-        optimizer: an optimizer, or a tuple, list or mapping of several; ``None`` where the step
-            moves the parameters itself, or has its own.
-        batch: what a step is given.
-        restore: what else a step changes, each with `state_dict` and `load_state_dict`.
-        inputs, target, loss: of the usual step.
-        name: what the step is called in messages.
-    """
+    """What a user gives to be run."""
 
     model: nn.Module
+    # a function ``step(model, optimizer, batch)``, or what one is made of: a trainer, or nothing
     step: Any = None
+    # one, or a tuple, list or mapping of several; none where the step moves the parameters itself,
+    # or has its own
     optimizer: Any = None
-    batch: Any = None
-    restore: Any = ()
-    inputs: Any = None
+    batch: Any = None  # what a step is given
+    restore: Any = ()  # what else a step changes, each with `state_dict` and `load_state_dict`
+    inputs: Any = None  # of the usual step, as are target and loss
     target: Any = None
     loss: Any = None
-    name: str = "step"
+    name: str = "step"  # what the step is called in messages
 
     @property
     def optimizers(self) -> list[Any]:
@@ -159,7 +146,6 @@ class Session:
         scalers = [o for o in self.reached.objects if isinstance(o, torch.amp.GradScaler)]
         self.scale = float(scalers[0].get_scale()) if scalers else 1.0
         self.called = 0
-        self.latest: Any = None  # the batch of the latest watched call, as that left it
         self.reaches_halves = False  # of the batch, by the gradient of the observed call
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
         kept = State(model).leaves
@@ -201,38 +187,6 @@ class Session:
         with exited_whole(closing(self.passive), self.guard, collected_rarely()):
             self.guard.rewind()
             yield
-
-    def watch(self) -> Watch:
-        """Return what watches calls, from the first on."""
-        return Watch(
-            self.model,
-            self.parameters,
-            by_hand=not self.given.optimizers,
-            schedules=[one for one in self.reached.objects if isinstance(one, LRScheduler)],
-            names=[(names, name) for names, name, _ in self.reached.globals],
-        )
-
-    def watched(self, watch: Watch, batch: Any = None) -> Call:
-        """Call the step once, watched."""
-        batch = copied_batch(self.given.batch) if batch is None else batch
-        with watch.call() as seen:
-            seen.result = self.call(batch)
-        self.latest = batch
-        return seen
-
-    def observed(self, watch: Watch) -> tuple[Call, Observation]:
-        """Call the step once, with its layers watched as well."""
-        batch = copied_batch(self.given.batch)
-        rows = Rows(self.model, batch, self.samples)
-        self.passive.begin(rows)
-        try:
-            seen = self.watched(watch, batch)
-            # of one pass, whose gradients are those that are stepped on
-            is_other = seen.marks["cleared"] or seen.marks["erased"] or len(seen.passes) != 1
-            self.reaches_halves = all(rows.reached) and not is_other
-            return seen, self.passive.end(loss_in(seen.result)).observation
-        finally:
-            self.passive.discard()
 
     def call(self, batch: Any = None) -> Any:
         """Call the step once, on a copy of the batch unless another is given."""

@@ -6,8 +6,8 @@ import math
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -24,87 +25,63 @@ from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.observing.hooks import OurHook
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.hooks import parameters_of
+from pytest_modelhealth.capture.step.batch import copied_batch
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.training.rows import Rows
+from pytest_modelhealth.training.stepping.session import Session, loss_in
 
 _usual_clip = clip_grad.clip_grad_norm_
 
 
 @dataclass
 class Steps:
-    """The steps of one optimizer in one call.
-
-    Args:
-        optimizer: the optimizer.
-        count: how many.
-        rates: the learning rates of its groups at the first.
-        passes: the backward passes that are in the gradients of its first step.
-        evaluations: what its closure returned, each time.
-        emptied: whether its state, which it had after its step before, was gone at the first.
-        early: whether a schedule of its rate had moved on in the call before it.
-        moves: how often such a schedule moved on in the call, the most of several.
-        along: inner product of the first update of all calls and the gradient, and both squared
-            norms.
-    """
+    """The steps of one optimizer in one call."""
 
     optimizer: Any
     count: int = 0
-    rates: tuple[float, ...] = ()
-    passes: set[int] = field(default_factory=set)
-    evaluations: list[float] = field(default_factory=list)
-    emptied: bool = False
-    early: bool = False
-    moves: float = 0.0
+    rates: tuple[float, ...] = ()  # the learning rates of its groups at the first
+    passes: set[int] = field(default_factory=set)  # in the gradients of its first step
+    evaluations: list[float] = field(default_factory=list)  # what its closure returned each time
+    emptied: bool = False  # its state, which it had after its step before, was gone at the first
+    early: bool = False  # a schedule of its rate had moved on in the call before it
+    moves: float = 0.0  # how often such a schedule moved on in the call, the most of several
+    # inner product of the first update of all calls and the gradient, and both squared norms
     along: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass
 class Call:
-    """What one call did; parameters by their `id`.
+    """What one call did; parameters by their `id`."""
 
-    Args:
-        began: whether the model was in training mode when the call began.
-        result: what the step returned.
-        steps: of each optimizer that stepped, by its `id`.
-        gradients: a copy of each gradient when its optimizer first stepped, else as it was when the
-            call ended.
-        at_step: which of these were taken at a step.
-        added: L2 norm of what backward passes left.
-        updated: L2 norm of what optimizers changed; by that of the values before, once the call is
-            over that `call_step` made.
-        changes: the same of the whole call.
-        marks: parameters of which something was seen, by what: ``used_again`` (their optimizer
-            stepped on what it had stepped on before), ``erased`` (their gradient was all zero at
-            the step, and not as it was left), ``cleared`` (it was before a step on it), ``late``
-            (it was written to after the step, and not cleared), ``between`` (it was written to
-            between two passes that add up), ``piled`` (it has a pass that another optimizer had
-            stepped on before a later one was added).
-        wasted: backward passes, of calls before as well, that were cleared so, and that no
-            optimizer stepped on anywhere.
-        clips: of each call of `clip_grad_norm_` with a limit, the norm of what it was given, and
-            how many steps optimizers had made.
-        at_first: copies of parameters before their optimizer's first step.
-        passes: the parameters that each backward pass reached.
-        goes_on: whether the model ran again after an optimizer's first step.
-        sizes: lengths of the tensors that the model was called with, where gradients were on.
-        modes: by module, whether it was in training mode and gradients were on, of each run.
-        again: modules that a backward pass ran again, and whether with other random numbers.
-    """
-
-    began: bool = True
-    result: Any = None
-    steps: dict[int, Steps] = field(default_factory=dict)
+    began: bool = True  # whether the model was in training mode when the call began
+    before: dict[int, Tensor] = field(default_factory=dict)  # copies of all parameters
+    result: Any = None  # what the step returned
+    steps: dict[int, Steps] = field(default_factory=dict)  # by the `id` of the optimizer
+    # a copy of each when its optimizer first stepped, else as it was when the call ended
     gradients: dict[int, Tensor] = field(default_factory=dict)
-    at_step: set[int] = field(default_factory=set)
-    added: dict[int, float] = field(default_factory=dict)
+    at_step: set[int] = field(default_factory=set)  # which of these were taken at a step
+    added: dict[int, float] = field(default_factory=dict)  # L2 norm of what backward passes left
+    # L2 norm of what optimizers changed, in the end by that of the values before, and of all that
+    # the call changed
     updated: dict[int, float] = field(default_factory=dict)
     changes: dict[int, float] = field(default_factory=dict)
+    # parameters of which something was seen: "used_again", their optimizer stepped on what it had
+    # stepped on before; "erased", their gradient was all zero at the step, and not as it was left;
+    # "cleared", it was before a step on it; "late", it was written to after the step, and not
+    # cleared; "between", it was written to between two passes that add up; "piled", it has a pass
+    # that another optimizer had stepped on before a later one was added
     marks: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    # backward passes, of calls before as well, that were cleared so, and never stepped on
     wasted: set[int] = field(default_factory=set)
+    # of each clip with a limit the norm of what it was given, and how many steps there had been
     clips: list[tuple[float, int]] = field(default_factory=list)
-    at_first: dict[int, Tensor] = field(default_factory=dict)
-    passes: dict[int, set[int]] = field(default_factory=dict)
-    goes_on: bool = False
-    sizes: set[int] = field(default_factory=set)
+    at_first: dict[int, Tensor] = field(default_factory=dict)  # parameters before the first step
+    passes: dict[int, set[int]] = field(default_factory=dict)  # what each backward pass reached
+    goes_on: bool = False  # the model ran again after an optimizer's first step
+    sizes: set[int] = field(default_factory=set)  # lengths of the model's inputs, with gradients on
+    # of each run of a module, whether it was in training mode and gradients were on
     modes: dict[nn.Module, set[tuple[bool, bool]]] = field(default_factory=dict)
+    # modules that a backward pass ran again, and whether with other random numbers
     again: dict[nn.Module, bool] = field(default_factory=dict)
 
 
@@ -112,28 +89,22 @@ class Watch:
     """Watches calls of a step one after the other; nothing of it stays on the model.
 
     Args:
-        model: the model.
-        parameters: every tensor that may get a gradient, the model's and the optimizers'.
-        by_hand: whether what a call changes is its step, where no optimizer steps in it.
-        schedules: schedules of rates.
-        names: the global variables that the step knows, each with where it is.
+        session: the step, and what it works on.
 
     Attributes:
+        schedules: schedules of rates.
         within: the backward passes that the gradient of a parameter is the sum of.
+        batch: that of the latest call, as that left it.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        parameters: Mapping[int, Tensor],
-        *,
-        by_hand: bool = False,
-        schedules: Sequence[Any] = (),
-        names: Iterable[tuple[dict[str, Any], str]] = (),
-    ) -> None:
-        self.model, self._parameters, self._by_hand = model, parameters, by_hand
-        self._schedules = schedules
-        places = [*names, *((vars(home), "clip_grad_norm_") for home in (nn.utils, clip_grad))]
+    def __init__(self, session: Session) -> None:
+        self.session, self.model = session, session.model
+        self._parameters = session.parameters  # every tensor that may get a gradient
+        # what a call changes is its step, where no optimizer steps in it
+        self._by_hand = not session.given.optimizers
+        self.schedules = [o for o in session.reached.objects if isinstance(o, LRScheduler)]
+        places = [(names, name) for names, name, _ in session.reached.globals]
+        places += [(vars(home), "clip_grad_norm_") for home in (nn.utils, clip_grad)]
         self._clips = [(home, name) for home, name in places if home.get(name) is _usual_clip]
         self._before: dict[int, dict[int, Tensor]] = {}  # copies, of optimizers whose step runs
         self.within: dict[int, set[int]] = {}
@@ -147,15 +118,30 @@ class Watch:
         self._starts: dict[nn.Module, list[Tensor]] = {}  # random states at runs of a module
         self.seen = Call()
 
-    @contextmanager
-    def call(self) -> Iterator[Call]:
-        """Watch one call."""
-        self.seen = seen = Call(self.model.training)
+    def observed(self) -> tuple[Call, Observation]:
+        """Call the step once, with its layers watched as well."""
+        session = self.session
+        batch = copied_batch(session.given.batch)
+        rows, passive = Rows(self.model, batch, session.samples), session.passive
+        passive.begin(rows)
+        try:
+            seen = self.call(batch)
+            # of one pass, whose gradients are those that are stepped on
+            is_other = seen.marks["cleared"] or seen.marks["erased"] or len(seen.passes) != 1
+            session.reaches_halves = all(rows.reached) and not is_other
+            return seen, passive.end(loss_in(seen.result)).observation
+        finally:
+            passive.discard()
+
+    def call(self, batch: Any = None) -> Call:
+        """Call the step once, watched, on a copy of the batch unless another is given."""
+        session = self.session
+        self.batch = copied_batch(session.given.batch) if batch is None else batch
+        self.seen = seen = Call(self.model.training, session.values())
         self._left.clear()
         self._after.clear()
         self._starts.clear()
-        self._epochs = [getattr(one, "last_epoch", None) for one in self._schedules]
-        start = {k: p.detach().clone() for k, p in self._parameters.items() if self._by_hand}
+        self._epochs = [getattr(one, "last_epoch", None) for one in self.schedules]
         with ExitStack() as stack:
             stack.callback(self._before.clear)
             for hook in self._hooks():
@@ -165,7 +151,7 @@ class Watch:
                 stack.callback(home.__setitem__, name, _usual_clip)
             _watching.append(self)
             stack.callback(_watching.pop)
-            yield seen
+            seen.result = session.call(self.batch)
         for key, parameter in self._parameters.items():
             gradient = parameter.grad
             if key in self._after and gradient is not None:
@@ -176,13 +162,14 @@ class Watch:
                 gradient = self._left[key]  # cleared since
             if key not in seen.gradients and gradient is not None:
                 seen.gradients[key] = dense(gradient).clone()
-        for one, epoch in zip(self._schedules, self._epochs, strict=True):
+        for one, epoch in zip(self.schedules, self._epochs, strict=True):
             steps = seen.steps.get(id(getattr(one, "optimizer", None)))
             if steps is not None and epoch is not None:
                 steps.moves = max(steps.moves, one.last_epoch - epoch)
-        if not seen.steps:
-            self._take_by_hand(start)
+        if self._by_hand and not seen.steps:
+            self._take_by_hand()
         seen.wasted -= {task for task, _ in self._spent}
+        return seen
 
     def _hooks(self) -> Iterator[Any]:
         yield register_optimizer_step_pre_hook(self._begin_step)
@@ -254,7 +241,7 @@ class Watch:
             steps.emptied = self._stepped.get(key, False) and not optimizer.state
             steps.early = any(
                 getattr(one, "optimizer", None) is optimizer and one.last_epoch != epoch
-                for one, epoch in zip(self._schedules, self._epochs, strict=True)
+                for one, epoch in zip(self.schedules, self._epochs, strict=True)
             )
         # one inside of another's may follow a look ahead that was taken back
         is_inner = bool(self._before) and steps.count == 1
@@ -335,9 +322,9 @@ class Watch:
             steps.along = along, updates, gradients
         self._stepped[id(optimizer)] = bool(optimizer.state)
 
-    def _take_by_hand(self, start: Mapping[int, Tensor]) -> None:
+    def _take_by_hand(self) -> None:
         """Take what the call changed for the step of an optimizer."""
-        for key, value in start.items():
+        for key, value in self.seen.before.items():
             now = self._parameters[key].detach()
             if now.shape != value.shape or torch.equal(now, value):
                 continue

@@ -6,14 +6,13 @@ before an object of it is given.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
 
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss
+from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.stepping.session import (
     NEEDS_OPTIMIZER,
@@ -82,7 +81,7 @@ class UsualStep:
     """
 
     def __init__(self, loss: Any) -> None:
-        self._loss: Any = TaskLosses(loss) if isinstance(loss, Mapping) else loss
+        self._loss = loss
 
     def __call__(self, model: nn.Module, optimizer: Any, batch: tuple[Any, Any]) -> Any:
         """Make one step on inputs and target; return the loss."""

@@ -8,6 +8,7 @@ the module is attached to.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,14 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pytest_modelhealth.capture.step.batch import (
-    LIGHTNING_MODULES,
-    arguments_of,
-    is_lightning,
-    is_own,
-    log_nothing,
-    loss_in,
-)
+from pytest_modelhealth.capture.observing.tensors import is_a
+from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
@@ -33,6 +28,8 @@ from pytest_modelhealth.training.stepping.session import TrainingStep, optimizer
 
 _FABRICS = {"lightning": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 _TRAINERS = ("lightning.pytorch.trainer", "pytorch_lightning.trainer")
+_MODULES = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
+"""Where `LightningModule` is defined."""
 
 
 def recognises(given: TrainingStep) -> bool:
@@ -40,7 +37,7 @@ def recognises(given: TrainingStep) -> bool:
     is_step = given.step is None or is_of(given.step, *_TRAINERS)
     comes_alone = given.loss is None and given.target is None
     is_one = given.inputs is None or given.batch is None
-    return is_step and comes_alone and is_one and is_lightning(given.model)
+    return is_step and comes_alone and is_one and is_of(given.model, *_MODULES)
 
 
 @contextmanager
@@ -100,14 +97,30 @@ def _step(fabric: Any, schedules: list[Any], trainer: Any) -> Callable[[Any, Any
             output = _training_step(module, batch, number)
         module.on_train_batch_end(output, batch, number)
         number += 1
-        loss = loss_in(output)
+        loss = _loss_in(output)
         return sum(fabric.losses) if loss is None and fabric.losses else loss
 
     return step
 
 
 def _training_step(module: Any, batch: Any, number: int) -> Any:
-    return arguments_of(module, batch, number).call(module.training_step)
+    """Call it; `Inputs` go in as they are."""
+    if not is_a(batch, Inputs):
+        parameters = inspect.signature(module.training_step).parameters.values()
+        takes_number = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        batch = Inputs(batch, number) if takes_number else Inputs(batch)
+    return batch.call(module.training_step)
+
+
+def _loss_in(output: Any) -> Any:
+    """Return the loss in what a `training_step` returned: itself, or what is under ``"loss"``."""
+    return output.get("loss") if isinstance(output, Mapping) else output
+
+
+def _is_own(module: object, method: str) -> bool:
+    """Whether a `LightningModule` defines a method itself."""
+    found = getattr(type(module), method, None)
+    return found is not None and found.__module__ not in _MODULES
 
 
 def _optimized(module: Any, optimizer: Any, batch: Any, number: int, trainer: Any) -> Any:
@@ -122,7 +135,7 @@ def _optimized(module: Any, optimizer: Any, batch: Any, number: int, trainer: An
         nonlocal output
         for index in range(accumulated):
             output = _training_step(module, batch, number)
-            loss = loss_in(output)
+            loss = _loss_in(output)
             if not index:
                 module.on_before_zero_grad(optimizer)
                 module.optimizer_zero_grad(0, number, optimizer)
@@ -132,11 +145,11 @@ def _optimized(module: Any, optimizer: Any, batch: Any, number: int, trainer: An
                 module.backward(loss)
                 module.on_after_backward()
         module.on_before_optimizer_step(optimizer)
-        if clip or is_own(module, "configure_gradient_clipping"):
+        if clip or _is_own(module, "configure_gradient_clipping"):
             module.configure_gradient_clipping(optimizer, clip, clips_by)
-        return loss_in(output)
+        return _loss_in(output)
 
-    if is_own(module, "optimizer_step") or isinstance(optimizer, torch.optim.LBFGS):
+    if _is_own(module, "optimizer_step") or isinstance(optimizer, torch.optim.LBFGS):
         module.optimizer_step(0, number, optimizer, closure)
     else:
         closure()
@@ -148,19 +161,19 @@ def _optimized(module: Any, optimizer: Any, batch: Any, number: int, trainer: An
 def _attached(module: nn.Module, trainer: Any) -> Iterator[Any]:
     """Have the module, and those in it, run by Fabric, and log nothing."""
     fabric = _fabric(module, trainer)
-    parts: list[Any] = [part for part in module.modules() if is_lightning(part)]
+    parts: list[Any] = [part for part in module.modules() if is_of(part, *_MODULES)]
     with Guard(State(containers=map(vars, parts)), numbers=False):
         for part in parts:
             part.trainer = None
         for part in parts:
             part.fabric = fabric
-            part.log = part.log_dict = log_nothing
+            part.log = part.log_dict = lambda *_, **__: None  # they ask for the trainer
         yield fabric
 
 
 def _fabric(module: nn.Module, trainer: Any) -> Any:
     """Return a `Fabric` that keeps the losses that went backward, and else is like the trainer."""
-    own = next(k.__module__ for k in type(module).__mro__ if k.__module__ in LIGHTNING_MODULES)
+    own = next(k.__module__ for k in type(module).__mro__ if k.__module__ in _MODULES)
     base: Any = importlib.import_module(_FABRICS[own.partition(".")[0]]).Fabric
 
     class Fabric(base):  # type: ignore[misc]
