@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,23 +26,13 @@ from pytest_modelhealth.layers import Rule, Selection
 from pytest_modelhealth.report import Costs, LayerCosts, Observation, Shape, Size
 
 
-@dataclass
-class Form:
-    """What goes into and comes out of a layer, as in `LayerCosts`."""
-
-    input_shape: Shape | None = None
-    output_shape: Shape | None = None
-    dtype: str = ""
-    activation_bytes: int = 0
-
-
 class MeteringHooks(Hooks):
     """Sees the calls of layers in place of what their tensors hold."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         recorder.flow.is_on = False
-        self.forms: dict[str, Form] = {}  # by layer
+        self.forms: dict[str, dict[str, Any]] = {}  # by layer, fields of its `LayerCosts`
         self._function_layer: str | None = None
 
     def metered_layer(self) -> str | None:
@@ -70,9 +60,9 @@ class MeteringHooks(Hooks):
             return
         if layer.functional:
             self._function_layer = layer.name
-        form = self.forms.setdefault(layer.name, Form())
-        if form.input_shape is None and frame.inputs:
-            form.input_shape = _shape(frame.inputs[0][0])
+        form = self.forms.setdefault(layer.name, {"activation_bytes": 0})
+        if frame.inputs:
+            form.setdefault("input_shape", _shape(frame.inputs[0][0]))
 
     def _see_output(self, layer: Layer, frame: Frame, output: Any) -> None:
         super()._see_output(layer, frame, output)
@@ -80,10 +70,9 @@ class MeteringHooks(Hooks):
         if frame.is_recomputation or form is None:
             return
         for tensor in find_tensors(output):
-            if form.output_shape is None:
-                form.output_shape = _shape(tensor)
-                form.dtype = str(tensor.dtype).removeprefix("torch.")
-            form.activation_bytes += tensor.numel() * tensor.itemsize
+            form.setdefault("output_shape", _shape(tensor))
+            form.setdefault("dtype", str(tensor.dtype).removeprefix("torch."))
+            form["activation_bytes"] += tensor.numel() * tensor.itemsize
 
 
 def _shape(tensor: Tensor) -> Shape:
@@ -161,7 +150,9 @@ def _watch_cuda() -> Callable[[], int] | None:
     return lambda: sum(map(torch.cuda.max_memory_allocated, devices)) - before
 
 
-def _layers(recorder: Recorder, forms: dict[str, Form], meter: Meter) -> dict[str, LayerCosts]:
+def _layers(
+    recorder: Recorder, forms: dict[str, dict[str, Any]], meter: Meter
+) -> dict[str, LayerCosts]:
     parameters: dict[str, dict[str, Size]] = {}
     for layer, name, tensor in recorder.held()[0]:
         sizes = parameters.setdefault(layer.name, {})
@@ -171,7 +162,7 @@ def _layers(recorder: Recorder, forms: dict[str, Form], meter: Meter) -> dict[st
             multiply_adds=meter.multiply_adds[name],
             saved_bytes=None if meter.saved_bytes is None else meter.saved_bytes[name],
             parameters=parameters.get(name, {}),
-            **vars(forms.get(name, Form())),
+            **forms.get(name, {}),
         )
         for name in dict.fromkeys((*forms, *parameters))
     }

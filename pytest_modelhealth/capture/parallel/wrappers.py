@@ -18,17 +18,12 @@ _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 @dataclass(frozen=True)
 class Wrappers:
-    """The modules of a model that talk to other ranks, outer ones first.
+    """The modules of a model that talk to other ranks, outer ones first."""
 
-    Args:
-        replicated: instances of `DistributedDataParallel`.
-        sharded: modules that `fully_shard` was called on.
-        hidden: instances of `FullyShardedDataParallel`, the older FSDP, and modules that
-            ``replicate`` was called on, which hides a DDP in their hooks.
-    """
-
-    replicated: tuple[Any, ...]
-    sharded: tuple[Any, ...]
+    replicated: tuple[Any, ...]  # instances of `DistributedDataParallel`
+    sharded: tuple[Any, ...]  # modules that `fully_shard` was called on
+    # instances of `FullyShardedDataParallel`, the older FSDP, and modules that ``replicate`` was
+    # called on, which hides a DDP in their hooks
     hidden: tuple[Any, ...]
 
     def __bool__(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from pytest_modelhealth.statistics import Entry, Ledger
+from pytest_modelhealth.capture.passive.step import PassiveWatch
+from pytest_modelhealth.statistics import Entry
 
 _FEWEST = 16
 """Values that have a direction of their own: of one, each gradient is a multiple of another."""
@@ -25,15 +26,15 @@ class Clearing:
 
     Args:
         model: the model that is trained.
-        ledger: returns what reads tensors of a watched step in one transfer, ``None`` of others.
+        watch: sees the steps that are watched, and reads their tensors in one transfer.
 
     Attributes:
         left_over: whether gradients were there in a step after one in which an optimizer stepped
             on such, and in each of its backward passes.
     """
 
-    def __init__(self, model: nn.Module, ledger: Callable[[], Ledger | None]) -> None:
-        self._model, self._ledger = model, ledger
+    def __init__(self, model: nn.Module, watch: PassiveWatch) -> None:
+        self._model, self._watch = model, watch
         self._stepped: set[str] = set()  # the parameters that an optimizer moved
         self._leaf: Tensor | None = None
         self._wide: Tensor | None = None  # of some values
@@ -85,18 +86,19 @@ class Clearing:
         Of a clip, of values as of the norm, no value has another sign.
         """
         left, gradient = self._left, None if self._wide is None else self._wide.grad
-        ledger, groups = self._ledger(), optimizer.param_groups
-        if ledger is None or left is None or gradient is None or left.shape != gradient.shape:
+        step, groups = self._watch.step, optimizer.param_groups
+        if step is None or left is None or gradient is None or left.shape != gradient.shape:
             return
         if any(one is self._wide for group in groups for one in group["params"]):
             one, other = left.float().flatten(), gradient.detach().float().flatten()
             apart = one @ other < _ALIKE * one.norm() * other.norm()
-            self._apart.append(ledger.add((apart & (one * other < 0.0).any()).float()))
+            turned = (apart & (one * other < 0.0).any()).float()
+            self._apart.append(step.recorder.reader.ledger.add(turned))
 
     def taken(self) -> dict[str, Any]:
         """Return what was seen, by name, and forget it."""
-        seen = {"left_over": self.left_over}
-        seen["altered"] = any(entry.statistics.max > 0.0 for entry in self._apart)
+        is_altered = any(entry.statistics.max > 0.0 for entry in self._apart)
+        seen = {"left_over": self.left_over, "altered": is_altered}
         self.left_over, self._apart = False, []
         return seen
 

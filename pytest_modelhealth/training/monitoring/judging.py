@@ -67,12 +67,7 @@ class TrainingJudge:
         self._report: HealthReport | None = None
 
     def follow(self, row: StepRow, observation: Observation) -> StepRow:
-        """See a step, and return it with what began in it, a phrase each.
-
-        Args:
-            row: its numbers.
-            observation: what was seen of it.
-        """
+        """See a step, and return its numbers with what began in it, a phrase each."""
         self.observation, self._report = observation, None
         self._table.take(row)
         with np.errstate(all="ignore"):

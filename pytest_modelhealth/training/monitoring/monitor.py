@@ -36,7 +36,6 @@ from pytest_modelhealth.training.monitoring.writing import CsvLines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Observer = Callable[[StepRow], object]
 MakeReport = Callable[[Observation], HealthReport]
 Path = str | os.PathLike[str]
 
@@ -86,11 +85,9 @@ class TrainingMonitor(NamesItsAttributes):
     ) -> None:
         self.every = _whole(every, "every", 1)
         self.history = History(
-            _whole(keep, "keep", 2),
-            renderer=renderer,
-            model_type=type(model).__name__,
+            _whole(keep, "keep", 2), renderer=renderer, model_type=type(model).__name__
         )
-        self.observers: list[Observer] = []
+        self.observers: list[Callable[[StepRow], object]] = []
         LossScale.of(scaler)
         self._model = model
         self._selection = selection
@@ -99,10 +96,8 @@ class TrainingMonitor(NamesItsAttributes):
         self._judge = TrainingJudge(settings, make_report, on_violation)
         names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
         self._table = None if csv is None else CsvLines(csv, names)
-        self._watch = watch = PassiveWatch(model, selection, scaler)
-        self._clearing = Clearing(
-            model, lambda: watch.step.recorder.reader.ledger if watch.step else None
-        )
+        self._watch = PassiveWatch(model, selection, scaler)
+        self._clearing = Clearing(model, self._watch)
         self._state = "new"
         self._on_close: list[Callable[[], object]] = []
         self._last: int | None = None

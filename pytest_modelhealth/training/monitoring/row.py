@@ -18,17 +18,11 @@ from pytest_modelhealth.statistics import Entry, TensorStatistics
 
 
 class Event(NamedTuple):
-    """Something that went wrong.
-
-    Args:
-        step: the number of the step.
-        layer: the layer, ``""`` for the model itself.
-        text: what it was, in a few words.
-    """
+    """Something that went wrong."""
 
     step: int
-    layer: str
-    text: str
+    layer: str  # ``""`` for the model itself
+    text: str  # what it was, in a few words
 
 
 WORDS = {
@@ -224,18 +218,14 @@ class _Moments(NamedTuple):
     rms: float
     norm: float
 
-
-def _moments_of(entries: Sequence[Entry]) -> dict[Entry, _Moments]:
-    """Return the moments of each, as its statistics have them, which are not made for that."""
-    moments = {}
-    for entry in entries:
+    @classmethod
+    def of(cls, entry: Entry) -> _Moments:
+        """Return them as the statistics have them, which are not made for that."""
         nans, high, low, zeros, finite, mean, std, least, most = entry.moments
         others, rms = nans + high + low, math.hypot(mean, std)
         size = -least if -least > most else abs(most)
         norm = rms * math.sqrt(finite) if finite else 0.0
-        found = nans, nans + high, others, zeros, finite, mean, std, size, rms, norm
-        moments[entry] = _Moments._make(found)
-    return moments
+        return cls(nans, nans + high, others, zeros, finite, mean, std, size, rms, norm)
 
 
 class _Found:
@@ -261,8 +251,11 @@ class _Found:
             if entry is not None
         ]
         changes = [entry for entry, _ in seen.updates.values()]
-        moments = _moments_of([*{*calls.values(), *(one[-1] for one in own), *changes}])
-        self.outputs = {layer: entry for (layer, role), entry in calls.items() if role == _MADE}
+        every = {*calls.values(), *(one[-1] for one in own), *changes}
+        moments = {entry: _Moments.of(entry) for entry in every}
+        self.outputs = {
+            layer: entry for (layer, role), entry in calls.items() if role == "activations"
+        }
         self.calls = {place: moments[entry] for place, entry in calls.items()}
         self.own: dict[tuple[Layer, str], dict[str, _Moments]] = {}
         for layer, role, name, entry in own:
@@ -290,16 +283,8 @@ class _Found:
         return of_calls and not any(one.others for own in held for one in own.values())
 
 
-_MADE = "activations"
-
-
 def row_of(step: int, seen: WatchedStep) -> StepRow:
-    """Return the numbers of a watched step.
-
-    Args:
-        step: its number.
-        seen: what was seen of it.
-    """
+    """Return the numbers of a watched step, by its number and what was seen of it."""
     found, loss = _Found(seen), seen.observation.loss
     every = map(seen.recorder.layers.__getitem__, seen.observation.layers)  # as they ran
     layers = [layer for layer in every if layer.roles]
@@ -325,7 +310,7 @@ def row_of(step: int, seen: WatchedStep) -> StepRow:
 
 def _numbers(layer: Layer, found: _Found, seen: WatchedStep) -> tuple[float, ...]:
     """Return the statistics of a layer, in the order of `STATISTICS`."""
-    made, back = found.calls.get((layer, _MADE)), found.calls.get((layer, "gradients"))
+    made, back = found.calls.get((layer, "activations")), found.calls.get((layer, "gradients"))
     given = found.calls.get((layer, "inputs"))
     own = found.own.get((layer, "parameters"), {})
     activations: tuple[float, ...] = (math.nan,) * 5
