@@ -21,7 +21,6 @@ from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.observing.layer import Held, Own
 from pytest_modelhealth.capture.observing.recorder import Recorder
-from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.sample_statistics import Visitor
 from pytest_modelhealth.capture.observing.tensors import (
     NO_SCALE,
@@ -43,6 +42,7 @@ from pytest_modelhealth.capture.passive.hooks import (
 from pytest_modelhealth.capture.step.batch import batch_size
 from pytest_modelhealth.capture.step.company import notes_on_ranks
 from pytest_modelhealth.capture.step.guard import is_inspecting, uninterrupted
+from pytest_modelhealth.capture.step.run import observation_of
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import Observation
@@ -258,19 +258,13 @@ class WatchedStep:
         for layer in layers:
             layer.holds = True
         recorder.note_modules()
-        records = layer_records(recorder, backward=self.hooks.saw_backward)
-        recorder.let_go()
         value = recorder.loss if isinstance(loss, Tensor) else loss
-        self.observation = Observation(
-            # what waits on a device is tensors
-            layers=dict(records) if recorder.reader.ledger.has_queued else records,
-            model_type=recorder.layers[""].type_name,
-            loss=None if value is None else float(value),
+        self.observation = observation_of(
+            recorder,
             backward=self.hooks.saw_backward,
+            notes=self._notes(),
+            loss=None if value is None else float(value),
             samples=self._samples,
-            notes=(*recorder.notes, *self._notes()),
-            errors=tuple(recorder.errors),
-            loss_calls=tuple(recorder.loss_calls.seen),
         )
         return self
 

@@ -347,30 +347,23 @@ class _Step:
             notes.append(f"the forward wrote to {what}, which is not undone")
         named = ((layer.name, layer.module) for layer in recorder.layers.values())
         ensure_match(self._request.selection.rules, named, self._request.model)
-        layers = layer_records(
-            recorder, backward=self._is_differentiated, functions=self._functions
-        )
-        recorder.let_go()
-        if self._scale.factor != 1.0:
-            gradients = [g for lyr in layers.values() for g in lyr.parameter_gradients.values()]
-            overflowed = sum(statistics.nonfinite_count > 0 for statistics in gradients)
+        if self._scale.factor != 1.0 and "parameter_gradients" in recorder.own:
+            gradients = [e for e in recorder.own["parameter_gradients"].entries if e is not None]
+            overflowed = sum(entry.statistics.nonfinite_count > 0 for entry in gradients)
             if overflowed:
                 notes.append(
                     f"under the loss scale of {self._scale.factor:g} the gradients of {overflowed} "
                     f"of {len(gradients)} parameters are not finite: GradScaler would skip this "
                     "step and lower the scale"
                 )
-        return Observation(
-            # what waits on a device is tensors, which a report must not hold either
-            layers=dict(layers) if recorder.reader.ledger.has_queued else layers,
-            model_type=recorder.layers[""].type_name,
-            loss=recorder.loss,
+        return observation_of(
+            recorder,
             backward=self._is_differentiated,
+            functions=self._functions,
+            notes=notes,
+            loss=recorder.loss,
             no_gradients=self._no_gradients,
             samples=self._samples,
-            notes=(*notes, *recorder.notes),
-            errors=tuple(recorder.errors),
-            loss_calls=tuple(recorder.loss_calls.seen),
             loss_path=self._loss_path,
             unregistered=self._unregistered,
             tasks=self._task_gradients,
@@ -380,6 +373,29 @@ class _Step:
             flow=recorder.flow.flow(),
             given=self._given,
         )
+
+
+def observation_of(
+    recorder: Recorder,
+    *,
+    backward: bool,
+    notes: Sequence[str],
+    functions: FunctionalLayers | None = None,
+    **more: Any,
+) -> Observation:
+    """Return what a recorder took down, which holds nothing of the model any longer."""
+    layers = layer_records(recorder, backward=backward, functions=functions)
+    recorder.let_go()
+    return Observation(
+        # what waits on a device is tensors, which a report must not hold either
+        layers=dict(layers) if recorder.reader.ledger.has_queued else layers,
+        model_type=recorder.layers[""].type_name,
+        backward=backward,
+        notes=(*notes, *recorder.notes),
+        errors=tuple(recorder.errors),
+        loss_calls=tuple(recorder.loss_calls.seen),
+        **more,
+    )
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int | None]:
