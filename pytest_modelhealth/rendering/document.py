@@ -115,19 +115,16 @@ class Document:
                 cells = (f"{t} {c}" for t, c in zip(titles[1:], row.cells[1:], strict=True) if c)
                 lines.append(f"{row.mark} {row.cells[0]}: {', '.join(cells)}".lstrip())
         else:
-            shift = int(self.marks)
-            texts = [at + shift for at, column in enumerate(self.columns) if column.is_text]
+            gap = 2 + any(row.mark for row in rows) if self.marks else 0
             head, *lines = table(
-                [
-                    ["", *titles][1 - shift :],
-                    *([row.mark, *row.cells][1 - shift :] for row in rows),
-                ],
-                [*range(shift), *texts],
-                width=width - len(self.indent),
-                narrowest=[(column + shift, least) for column, least in self.narrowest],
-                names=None if self.names is None else self.names + shift,
+                [titles, *(row.cells for row in rows)],
+                [at for at, column in enumerate(self.columns) if column.is_text],
+                width=width - len(self.indent) - gap,
+                narrowest=self.narrowest,
+                names=self.names,
             )
-            yield f"{self.indent}{head}"
+            yield f"{self.indent}{'':{gap}}{head}"
+            lines = [f"{row.mark:{gap}}{line}" for row, line in zip(rows, lines, strict=True)]
         for row, line in zip(rows, lines, strict=True):
             notes = (f"    {'warning: ' * n.warns}{n.check}: {n.text}" for n in row.notes)
             every = (f"{self.indent}{one}" for one in (line, *notes))

@@ -130,13 +130,12 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
     }
 
 
-def tensors_data(record: LayerRecord, role: str | None = None) -> list[dict[str, Any]]:
-    """Return the tensors of a layer, or those in one role."""
+def tensors_data(record: LayerRecord) -> list[dict[str, Any]]:
+    """Return the tensors of a layer."""
     return [
-        tensor_data(each, name, seen)
-        for each in ROLES
-        if role in (None, each)
-        for name, seen in record.tensors(each).items()
+        tensor_data(role, name, seen)
+        for role in ROLES
+        for name, seen in record.tensors(role).items()
     ]
 
 

@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
@@ -49,8 +50,8 @@ PROBES = {
 """The probe that a test reads."""
 
 
-class Unjudged(Exception):  # noqa: N818 - no error: the test that it ends is skipped
-    """A test cannot judge, or has nothing to judge; the text says why."""
+Unjudged = partial(pytest.skip.Exception, _use_item_location=True)
+"""Skips a test that cannot judge, or has nothing to judge; the text says why."""
 
 
 class Case:
@@ -59,11 +60,6 @@ class Case:
     Args:
         node: the class.
     """
-
-    item: pytest.Function
-    """The test that runs."""
-    settings: Settings
-    """Those of the test that runs."""
 
     def __init__(self, node: pytest.Class) -> None:
         self.suite, self._place = node.cls(), place_of(node.cls)
@@ -94,24 +90,17 @@ class Case:
         self.settings = settings.override(limits, f"{suite}.limits[{self.test!r}]")
 
     def judge(self, verdict: Callable[[Case], None]) -> None:
-        """Run the verdict of the test; skip it where there is nothing to judge.
+        """Run the verdict of the test.
 
         Raises:
             ModelHealthError: it fails.
             Exception: whatever the user's code raises, in the first test that runs it.
         """
         __tracebackhide__ = True
-        reason = problem = ""
         try:
             verdict(self)
-        except Unjudged as unjudged:
-            reason = str(unjudged)
         except (InspectionError, SettingsError) as error:  # whose traceback is all ours
-            problem = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        if reason:
-            pytest.skip(reason)
-        if problem:
-            pytest.fail(problem, pytrace=False)
+            pytest.fail("\n".join([str(error), *getattr(error, "__notes__", ())]), pytrace=False)
 
     # The model, and what several tests read.
 
@@ -129,9 +118,7 @@ class Case:
         if what not in self._kept:
             try:
                 self._kept[what] = make()
-            except Unjudged:
-                raise
-            except Exception as error:
+            except Exception as error:  # a skip is none
                 self._failed[what] = error, self.test
                 raise
         made: T = self._kept[what]
@@ -187,15 +174,16 @@ class Case:
 
         def step() -> Observation:
             with seeded(self.suite.seed), in_mode(model, _mode(model, training=True)):
-                report = Inspector(model).run_step(optimizer=self._optimizer(), **self.made.batch)
+                optimizer = self._optimizer(model)
+                report = Inspector(model).run_step(optimizer=optimizer, **self.made.batch)
             return replace(seen, stepped=report.observation.stepped)
 
         return self._once("the training step", step)
 
-    def _optimizer(self, model: nn.Module | None = None) -> Any:
-        """Return the optimizer of the suite, of its model if there is no other."""
+    def _optimizer(self, model: nn.Module) -> Any:
+        """Return the optimizer of the suite, where there is something to train."""
         self.require_trainable()
-        return self.suite.make_optimizer(self.made.model if model is None else model)
+        return self.suite.make_optimizer(model)
 
     @property
     def trained(self) -> Made:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 Suite = type[ModelHealthSuite]
 
-EXAMPLE = "def make(self): return Encoder(), torch.randn(16, 8), labels, F.cross_entropy"
-
 
 def require_sound(suite: Suite, name: str, settings: Settings) -> None:
     """Do nothing if all attributes of a suite can be used.
@@ -35,8 +33,9 @@ def require_sound(suite: Suite, name: str, settings: Settings) -> None:
     """
     if not callable(getattr(suite, "make", None)):
         raise SettingsError(
-            f"{name} has no make(), which makes the model to test: {EXAMPLE}. "
-            "A class that others inherit from says __test__ = False."
+            f"{name} has no make(), which makes the model to test: def make(self): return "
+            "Encoder(), torch.randn(16, 8), labels, F.cross_entropy. A class that others inherit "
+            "from says __test__ = False."
         )
     bases = (cls for cls in suite.__mro__ if cls not in ModelHealthSuite.__mro__)
     for own in (own for cls in bases for own in vars(cls)):
