@@ -76,12 +76,10 @@ class Document:
     marks: bool = False  # whether a column of marks stands first, in text
 
     def text(self, *, width: int | None = WIDTH, lines: int | None = None) -> str:
-        """Return it for a terminal.
+        """Return it for a terminal; rows are left out above so many `lines`.
 
-        Args:
-            width: characters of a line; `None` asks the terminal, and takes 56 at least and 100 at
-                most. Of a narrow one pytest takes four.
-            lines: rows are left out above so many.
+        A width of `None` is the terminal's, of 56 to 100 characters; of a narrow one pytest takes
+        four.
         """
         columns = shutil.get_terminal_size((WIDTH, LINES)).columns
         width = width or (min(columns, WIDTH) if columns >= NARROW else max(columns - 4, 56))

@@ -189,13 +189,9 @@ def drawable(text: str) -> str:
 def figure_of(
     chart: str, title: str, notes: Sequence[str] = (), alarms: Sequence[str] = ()
 ) -> Figure:
-    """Return a figure of a chart, with lines above it.
+    """Return a figure of a chart: SVG, of classes that `charts.css` colours.
 
-    Args:
-        chart: SVG, of classes that `charts.css` colours.
-        title: stands at the top left.
-        notes: lines below it.
-        alarms: lines below these, in red.
+    Above it stand the title, the notes and, in red, the alarms.
     """
     root = ElementTree.fromstring(chart)
     width, height = (float(root.get(side, "")) for side in ("width", "height"))

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 def record(result: HealthReport | Comparison | SnapshotCheck, place: str) -> dict[str, Any]:
     """Return a result by the keys of the file of a run; numbers that are not finite are ``None``.
 
-    Args:
-        result: what a test made.
-        place: ``path:line`` of the line that made it.
+    `place` is ``path:line`` of the line that made it.
     """
     if isinstance(result, Comparison):
         made = comparison_data(result)
@@ -61,9 +59,9 @@ def _fields(of: object, *names: str, **paths: str) -> dict[str, Any]:
 # An inspection
 
 
+# what a model is made of and what a layer costs, by their names in `ModelSummary`
 COUNTS = ("layers", "parameters", "trainable")
 SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
-"""What a model is made of and what a layer costs, by their names in `ModelSummary`."""
 
 
 def _inspection(report: HealthReport) -> dict[str, Any]:
@@ -196,8 +194,8 @@ def _way(edges: list[Edge], kinds: dict[str, str], culprit: str) -> list[str]:
 
 # A training
 
+# of more layers, those that something is found in come before the others
 MOST_STEPS, MOST_LAYERS = 256, 32
-"""Of more layers, those that something is found in come before the others."""
 
 SHOWN = (
     "activation_rms", "gradient_norm", "parameter_gradient_norm", "update_ratio", "dead_fraction"

@@ -37,17 +37,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FEW_STEPS = 3
-"""After so many, what is at rest at the start only has begun to move: zeros open in two."""
+FEW_STEPS = 3  # after so many, what is at rest at the start only moves: zeros open in two
 
-PROBES = {
+PROBES = {  # that a test reads
     "test_causal": "causality",
     "test_padding_ignored": "padding",
     "test_samples_independent": "sample_independence",
     "test_deterministic": "repeatability",
     "test_inputs_used": "input_effect",
 }
-"""The probe that a test reads."""
 
 
 Unjudged = partial(pytest.skip.Exception, _use_item_location=True)
@@ -55,23 +53,21 @@ Unjudged = partial(pytest.skip.Exception, _use_item_location=True)
 
 
 class Case:
-    """The model of a suite, made once for all of its tests, and the test that runs.
+    """The model of a suite, made once for all of its tests, and the test that runs."""
 
-    Args:
-        node: the class.
-    """
+    item: pytest.Function  # the test that runs
+    settings: Settings  # those of the test that runs
 
     def __init__(self, node: pytest.Class) -> None:
         self.suite, self._place = node.cls(), place_of(node.cls)
+        # what makes the model, for people
         self.maker = f"{self.suite._maker or f'{node.name}.make'}()"
-        """What makes the model, for people."""
         tests = (one for one in node.session.items if one.parent is node)
-        self.wanted = {
+        self.wanted = {  # the tests of the suite that run
             one.originalname
             for one in tests
             if isinstance(one, pytest.Function) and not any(one.iter_markers("skip"))
         }
-        """The tests of the suite that run."""
         self._settings = settings_for(node)
         self._kept: dict[str, Any] = {}
         self._failed: dict[str, tuple[Exception, str]] = {}

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from pytest_modelhealth.report import ProbeRecord
     from pytest_modelhealth.snapshot.extension import HealthSnapshot
 
-LEARNING = frozenset(
+LEARNING = frozenset(  # the checks by which a parameter does not learn
     {
         "missing_gradients", "unregistered_parameters", "unused_parameters",
         "trained_parameters", "parameter_updates", "gradient_path",
     }
 )  # fmt: skip
-"""The checks by which a parameter does not learn."""
 
 
 def _general(case: Case) -> frozenset[str]:

@@ -13,16 +13,16 @@ from pytest_modelhealth.runs.faults import EXCEPTION, faults, inspected
 from pytest_modelhealth.runs.page.panels import drawn, facts
 from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run, Test
 
+# characters of charts that stand on the page as they are, for paper and without a script: those of
+# the first results that need a look; those of others are packed
 DRAWN_AT_ONCE = 60_000
-"""Characters of charts that stand on the page as they are, for paper and without a script: those of
-the first results that need a look. Those of others are packed."""
 
 _TONES = ("bad", "unsure", "good", "quiet")
 _SAID = ("text", "headline")
 _PROSE = ("likely cause", "seen", "note")  # what a story says in sentences, before its tables
 
+# the verdict of a result that is fine, of a test that failed: nothing there is called healthy
 NO_OBJECTION = "no objection"
-"""The verdict of a result that is fine, of a test that failed: nothing there is called healthy."""
 
 
 def contents(run: Run) -> dict[str, Any]:
