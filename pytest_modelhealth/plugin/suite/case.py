@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 from torch import nn
@@ -15,6 +15,7 @@ from torch import nn
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import in_mode
 from pytest_modelhealth.checks.judging import judge
+from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.plugin.inspections import (
@@ -31,9 +32,6 @@ from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Finding, HealthReport, Judgement, Observation, Verdict
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.wings import wing
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.comparison.comparison import Comparison
 
 T = TypeVar("T")
 

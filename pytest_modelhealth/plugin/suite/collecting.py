@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch import nn
@@ -17,10 +17,7 @@ from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.plugin.options import session_settings
 from pytest_modelhealth.plugin.suite.making import model_alone, named
 from pytest_modelhealth.plugin.suite.suite import ATTRIBUTES, ModelHealthSuite, modelhealth_suite
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.settings import Settings
-
+from pytest_modelhealth.settings import Settings
 
 Suite = type[ModelHealthSuite]
 

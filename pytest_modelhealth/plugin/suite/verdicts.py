@@ -15,12 +15,11 @@ from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.plugin.suite.case import PROBES, Case, Unjudged
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
-from pytest_modelhealth.report import Outcome
+from pytest_modelhealth.report import Outcome, ProbeRecord
 from pytest_modelhealth.settings.setting import ancestors, dotted, parent
 from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import ProbeRecord
     from pytest_modelhealth.snapshot.extension import HealthSnapshot
 
 LEARNING = frozenset(  # the checks by which a parameter does not learn
