@@ -91,10 +91,13 @@ class Case:
             Exception: whatever the user's code raises, in the first test that runs it.
         """
         __tracebackhide__ = True
+        problem = ""
         try:
             verdict(self)
         except (InspectionError, SettingsError) as error:  # whose traceback is all ours
-            pytest.fail("\n".join([str(error), *getattr(error, "__notes__", ())]), pytrace=False)
+            problem = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        if problem:  # out here, as pytest would show the error that it came of, too
+            pytest.fail(problem, pytrace=False)
 
     # The model, and what several tests read.
 
