@@ -14,7 +14,7 @@ import networkx as nx
 import numpy as np
 
 from pytest_modelhealth.alignment.result import Change, Pair
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering import failure
 from pytest_modelhealth.rendering.data import finding_data
@@ -253,6 +253,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison; it asks for no verdict."""
     found = comparison.first_divergence
     is_different = found is not None
+    why = ": ".join(filter(None, (found.story, found.cause))) if found else ""
     show = comparison._renderer
     layers = [*map(_aligned, comparison.layers.values())]
     if comparison.outputs:  # what the models return is the last
@@ -264,15 +265,14 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "headline": show("comparison", "line")(comparison),
         "text": show("comparison", "failure")(comparison, WIDTH) if is_different else "",
         **_fields(comparison, "candidate", "losses", "basis", "notes", model="reference"),
-        "violations": [] if found is None else [_parting(found)],
+        "violations": [_parting("comparison", found.layer, why, found.label)] if found else [],
         "divergence": found,
         "layers": layers,
     }
 
 
-def _parting(found: Divergence) -> dict[str, Any]:
-    what = ": ".join(filter(None, (found.story, found.cause)))
-    return {**encode(Finding("comparison", found.layer, message=what)), "label": found.label}
+def _parting(kind: str, layer: str, message: str, label: str) -> dict[str, Any]:
+    return {**encode(Finding(kind, layer, message=message)), "label": label}
 
 
 def _aligned(layer: AlignedLayer) -> dict[str, Any]:
@@ -304,8 +304,7 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
     if found is not None and found.drifted:
         line = found.headline
     culprit = drifts[0].layer if drifts else ""
-    parting = encode(Finding("drift", culprit, message=story or line))
-    parting["label"] = culprit or (model if drifts else "")
+    parting = _parting("drift", culprit, story or line, culprit or (model if drifts else ""))
     fails = check.outcome in (Outcome.DRIFTED, Outcome.MISSING)
     return {
         "kind": "drift",

@@ -157,12 +157,11 @@ def _as_returned(layers: Sequence[Data]) -> Iterator[tuple[int, Data]]:
     for place, layer in enumerate(layers):
         holding = ancestors(layer["name"]) if layer["calls"] else ()
         last |= dict.fromkeys((layer["name"], *holding), place)
-    return enumerate(
-        sorted(
-            layers,
-            key=lambda layer: (last[layer["name"]], -layer["name"].count("."), not layer["name"]),
-        )
-    )
+
+    def returned(layer: Data) -> tuple[int, int, bool]:
+        return last[layer["name"]], -layer["name"].count("."), not layer["name"]
+
+    return enumerate(sorted(layers, key=returned))
 
 
 def _record(layer: Data, place: int) -> LayerRecord:
