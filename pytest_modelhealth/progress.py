@@ -17,13 +17,10 @@ _Item = TypeVar("_Item")
 def track(
     items: Iterable[_Item], text: str, *, most: int | None = None, shown: bool | None = None
 ) -> Iterator[_Item]:
-    """Yield items, and show how many there have been.
+    """Yield items, at `most` so many, and show how many there have been.
 
-    Args:
-        items: anything to iterate over. Its length is asked for only if it is shown.
-        text: what is done: ``"inspecting batches"``.
-        most: stop after so many.
-        shown: ``True`` shows it at once, ``False`` never, ``None`` after two seconds.
+    `shown` is ``True`` for at once, ``False`` for never, ``None`` for after two seconds; only then
+    is the length of `items` asked for. `text` says what is done: ``"inspecting batches"``.
     """
     bar = None if shown is False or os.environ.get("CI") else _bar()
     if bar is None:

@@ -73,15 +73,12 @@ def _check(check: Check, settings: Settings) -> Iterator[str]:
     if not settings.chooses(check.name):
         origins = {settings[name].origin for name in ("checks", "skip_checks")} - {"default"}
         grade += f"; left out ({', '.join(sorted(origins))})"
-    entries = {
-        "reference": f"docs/reference/checks.md#{check.name}" if is_ours else "",
-        "definition": "" if is_ours else check.definition,
-        "severity": grade,
-        "limits": "" if check.settings else "none to set",
-    }
-    for term, text in entries.items():
-        if text:
-            yield from _entry(term, text)
+    if is_ours:
+        yield from _entry("reference", f"docs/reference/checks.md#{check.name}")
+    elif check.definition:
+        yield from _entry("definition", check.definition)
+    yield from _entry("severity", grade)
+    yield from [] if check.settings else _entry("limits", "none to set")
     for position, setting in enumerate(check.settings):
         limit = settings[setting.name]
         own = f"{setting.name} = {setting.show(limit.value)} ({limit.origin})"

@@ -111,8 +111,8 @@ class Arrow:
     operations: dict[str, None] = field(default_factory=dict)
 
 
-_NEAR, _DEEPEST = 2, 8
-"""Boxes before and after what is looked at that stay by themselves; levels that are opened."""
+_NEAR = 2  # boxes before and after what is looked at that stay by themselves
+_DEEPEST = 8  # levels that are opened
 
 
 def folded(
@@ -120,11 +120,8 @@ def folded(
 ) -> list[Box]:
     """Return at most `most` boxes, in the order of their first parts.
 
-    Args:
-        names: what is to be folded.
-        edges: an operation is folded with the last layer that feeds it.
-        most: how many boxes.
-        focus: a layer or a container; the containers around it are opened first.
+    An operation is folded with the last layer that feeds it; the containers around `focus`, a layer
+    or a container, are opened first.
     """
     if len(names) <= most:
         return [Box((name,), (name,)) for name in names]

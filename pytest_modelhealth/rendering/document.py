@@ -76,12 +76,10 @@ class Document:
     marks: bool = False  # whether a column of marks stands first, in text
 
     def text(self, *, width: int | None = WIDTH, lines: int | None = None) -> str:
-        """Return it for a terminal.
+        """Return it for a terminal; rows are left out above so many `lines`.
 
-        Args:
-            width: characters of a line; `None` asks the terminal, and takes 56 at least and 100 at
-                most. Of a narrow one pytest takes four.
-            lines: rows are left out above so many.
+        A width of `None` is the terminal's, of 56 to 100 characters; of a narrow one pytest takes
+        four.
         """
         columns = shutil.get_terminal_size((WIDTH, LINES)).columns
         width = width or (min(columns, WIDTH) if columns >= NARROW else max(columns - 4, 56))
@@ -115,19 +113,16 @@ class Document:
                 cells = (f"{t} {c}" for t, c in zip(titles[1:], row.cells[1:], strict=True) if c)
                 lines.append(f"{row.mark} {row.cells[0]}: {', '.join(cells)}".lstrip())
         else:
-            shift = int(self.marks)
-            texts = [at + shift for at, column in enumerate(self.columns) if column.is_text]
+            gap = 2 + any(row.mark for row in rows) if self.marks else 0
             head, *lines = table(
-                [
-                    ["", *titles][1 - shift :],
-                    *([row.mark, *row.cells][1 - shift :] for row in rows),
-                ],
-                [*range(shift), *texts],
-                width=width - len(self.indent),
-                narrowest=[(column + shift, least) for column, least in self.narrowest],
-                names=None if self.names is None else self.names + shift,
+                [titles, *(row.cells for row in rows)],
+                [at for at, column in enumerate(self.columns) if column.is_text],
+                width=width - len(self.indent) - gap,
+                narrowest=self.narrowest,
+                names=self.names,
             )
-            yield f"{self.indent}{head}"
+            yield f"{self.indent}{'':{gap}}{head}"
+            lines = [f"{row.mark:{gap}}{line}" for row, line in zip(rows, lines, strict=True)]
         for row, line in zip(rows, lines, strict=True):
             notes = (f"    {'warning: ' * n.warns}{n.check}: {n.text}" for n in row.notes)
             every = (f"{self.indent}{one}" for one in (line, *notes))

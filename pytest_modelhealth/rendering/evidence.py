@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +27,8 @@ from pytest_modelhealth.report import ROLES, Finding, HealthReport, LayerRecord
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics import LOWEST_EXPONENT, TensorStatistics
 
-MAX_BINS = 10
-"""Bins of both signs together, besides zero and a bin of the smallest values for each sign."""
-
-TAIL = 0.01
-"""The part of the values that one bin at the small end takes, so that the bulk is seen finely."""
-
+MAX_BINS = 10  # of both signs, besides zero and a bin of the smallest values for each sign
+TAIL = 0.01  # of the values are in the bin at the small end, so that the bulk is seen finely
 BAR = 26
 BLOCKS = "▏▎▍▌▋▊▉█"
 
@@ -77,9 +73,8 @@ def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
     for record in leaves(report.observation):
         if record.entered is not None and record.tensors(role):
             distance = record.entered - at if is_backward else at - record.entered
-            if 0 < distance < nearest and not (
-                is_backward and is_inside(record.name, culprit.name)
-            ):
+            is_part = is_backward and is_inside(record.name, culprit.name)
+            if 0 < distance < nearest and not is_part:
                 nearest, alone = distance, alone._replace(predecessor=record)
     return alone
 
@@ -133,14 +128,11 @@ def _histograms(tensors: Sequence[TensorStatistics]) -> Iterator[Row]:
         if min(filled) <= at <= max(filled) or (
             at == 2 * len(positive) + 1 and counts[:, -1].any()
         ):
-            bars = [
-                (
-                    bar(part / (parts.max() or 1.0), ink).ljust(BAR),
-                    f"{percent(part) if part else '':>4} ",
-                )
-                for part in parts[:, at]
-            ]
-            yield Row([name, *chain(*bars)])
+            cells = [name]
+            for part in parts[:, at]:
+                share = percent(part) if part else ""
+                cells += [bar(part / (parts.max() or 1.0), ink).ljust(BAR), f"{share:>4} "]
+            yield Row(cells)
 
 
 def bin_starts(tensors: Iterable[TensorStatistics]) -> list[int]:

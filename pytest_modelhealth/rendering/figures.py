@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from xml.etree import ElementTree
@@ -42,7 +42,7 @@ from pytest_modelhealth.rendering.summary import label
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.report.codec import encode
 
-FLOWING = ("activations", "gradients", "parameter_gradients")
+GRADIENTS = ("gradients", "parameter_gradients")
 MOST_ALARMS = 4  # findings that are written above a figure
 
 
@@ -59,7 +59,7 @@ def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
         label, culprit = tensors[-1]
         title = f"{culprit['role'].replace('_', ' ')} of {label}"
         drawn["culprit"] = figure_of(histograms(tensors, row=110), title, (), _alarms(made))
-    if any(record.tensors(role) for record in made for role in FLOWING[1:]):
+    if any(record.tensors(role) for record in made for role in GRADIENTS):
         drawn["gradient_flow"] = plot_gradient_flow(made)
     return drawn
 
@@ -111,17 +111,12 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
     own or a violation. Norms are L2 norms on a log scale; zero is drawn hollow at the left edge,
     what has NaN or infinity as a cross at the right.
     """
-    if not any(record.tensors(role) for record in report for role in FLOWING[1:]):
+    if not any(record.tensors(role) for record in report for role in GRADIENTS):
         seen, model = report.observation, printable(report.observation.model_type)
         why = "no layer watched has a gradient" if seen.backward else "no backward pass ran"
         raise InspectionError(f"no gradients were seen of {model}: {why}.")
     layers = [
-        {
-            "name": record.name,
-            "label": label(report, record.name),
-            "tensors": [each for role in FLOWING for each in tensors_data(record, role)],
-        }
-        for record in report
+        {"name": r.name, "label": label(report, r.name), "tensors": tensors_data(r)} for r in report
     ]
     chart = depth(encode(layers), encode(findings_data(report)), "")
     title = f"gradient flow of {report.observation.model_type}"
@@ -165,7 +160,7 @@ def plot_errors(comparison: Comparison) -> Figure:
 INK, ALARM = "#1c2127", "#c3261f"
 _INCH, _PAD = 100, 10.0  # Pixels: of an inch, and around a chart
 _POINT = 72 / _INCH  # of a pixel
-_HIDDEN = {"mark", "edge-mark"}  # what stands above a chart on the page, for a mouse
+_HIDDEN = {"title", "mark", "edge-mark"}  # what stands above a chart on the page, for a mouse
 
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 
@@ -179,18 +174,14 @@ class HealthFigure(Figure):
         return buffer.getvalue()
 
 
-@cache
-def _glyphs() -> Container[int]:
-    return frozenset(get_font(findfont(FontProperties())).get_charmap())
-
-
 def drawable(text: str) -> str:
     """Return `text` with an escape for each character that the figure's font lacks.
 
     matplotlib would warn, and a warning fails the test of a user who turns warnings into errors.
     """
+    known = () if text.isascii() else get_font(findfont(FontProperties())).get_charmap()
     return "".join(
-        letter if letter.isascii() or ord(letter) in _glyphs() else ascii(letter)[1:-1]
+        letter if letter.isascii() or ord(letter) in known else ascii(letter)[1:-1]
         for letter in printable(text)
     )
 
@@ -198,13 +189,9 @@ def drawable(text: str) -> str:
 def figure_of(
     chart: str, title: str, notes: Sequence[str] = (), alarms: Sequence[str] = ()
 ) -> Figure:
-    """Return a figure of a chart, with lines above it.
+    """Return a figure of a chart: SVG, of classes that `charts.css` colours.
 
-    Args:
-        chart: SVG, of classes that `charts.css` colours.
-        title: stands at the top left.
-        notes: lines below it.
-        alarms: lines below these, in red.
+    Above it stand the title, the notes and, in red, the alarms.
     """
     root = ElementTree.fromstring(chart)
     width, height = (float(root.get(side, "")) for side in ("width", "height"))
@@ -230,13 +217,16 @@ def figure_of(
 
 def _draw(axes: Axes, element: Element, color: str) -> None:
     """Draw an element and all in it."""
-    classes = frozenset(element.get("class", "").split())
-    if classes & _HIDDEN or element.tag == "title":
+    classes = {element.tag, *element.get("class", "").split()}
+    if classes & _HIDDEN:
         return
-    look = _look(classes | {element.tag})
+    look: dict[str, str] = {}
+    for needed, declarations in _rules():
+        look |= declarations if needed <= classes else {}
     color = look.get("color", color)
     look = {key: color if value == "currentColor" else value for key, value in look.items()}
-    at = {name: float(element.get(name, 0)) for name in ("x", "y", "width", "height", "rx")}
+    names = ("x", "y", "width", "height", "rx", "cx", "cy", "r")
+    at = {name: float(element.get(name, 0)) for name in names}
     if element.tag == "text":
         axes.text(
             at["x"], at["y"], drawable(element.text or ""), color=look.get("fill", "black"),
@@ -266,8 +256,7 @@ def _patch(element: Element, at: dict[str, float]) -> Patch | None:
         path = path_of(element.get("d", ""))
         return None if path is None else PathPatch(path, capstyle="butt")
     if element.tag == "circle":
-        x, y, radius = (float(element.get(name, 0)) for name in ("cx", "cy", "r"))
-        return Circle((x, y), radius)
+        return Circle((at["cx"], at["cy"]), at["r"])
     if element.tag == "rect":
         form = f"round,pad=0,rounding_size={at['rx']}" if at["rx"] else "square,pad=0"
         return FancyBboxPatch((at["x"], at["y"]), at["width"], at["height"], boxstyle=form)
@@ -300,18 +289,11 @@ def path_of(d: str) -> Path | None:
 
 
 @cache
-def _look(classes: frozenset[str]) -> dict[str, str]:
-    """Return what `charts.css` says of an element of a tag and classes; no rule asks for others."""
-    look: dict[str, str] = {}
-    for needed, declarations in _rules():
-        if needed <= classes:
-            look |= declarations
-    return look
-
-
-@cache
 def _rules() -> list[tuple[frozenset[str], dict[str, str]]]:
-    """Return the rules of `charts.css`, the less specific first: classes and declarations."""
+    """Return the rules of `charts.css`, the less specific first: classes and declarations.
+
+    A tag counts as a class.
+    """
     css = STYLE.read_text(encoding="ascii")
     palette = dict(re.findall(r"--([\w-]+): (#\w+)", css))
     css = re.sub(r"var\(--([\w-]+)\)", lambda found: palette.get(found[1], ""), css)

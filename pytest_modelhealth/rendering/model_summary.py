@@ -36,9 +36,10 @@ from pytest_modelhealth.statistics import TensorStatistics
 
 Layer = Mapping[str, Any]
 
+# what a layer has together with those inside, as ``all_...``
 SUMMED = ("parameters", "trainable", "activation_bytes", "multiply_adds", "saved_bytes")
-"""What a layer has together with those inside, as ``all_...``."""
 _COSTS = SUMMED[2:]
+_OWNED = ("parameters", "trainable", "frozen", "parameter_bytes")
 MAX_ROWS = 200
 
 _NOT_ASKED = (
@@ -55,11 +56,11 @@ def summarised(
     run = [plural(seen.samples, "sample")] if seen.samples else []
     run += [f"{seen.batches:,} batches"] if seen.batches != 1 else []
     why_not = [_NOT_ASKED] if costs is None else [costs.why_not, costs.why_not_saved]
-    owned = ("parameters", "trainable", "frozen", "parameter_bytes")
-    measured, known = ("multiply_adds", "saved_bytes", *_PEAKS), _measured(seen)
+    measured = (*SUMMED[3:], "peak_bytes", "held_bytes", "cuda_peak_bytes")
+    known = _measured(seen)
     totals = {
         "layers": len(layers),
-        **{key: _sum([row[key] for row in layers]) for key in owned},
+        **{key: _sum([row[key] for row in layers]) for key in _OWNED},
         "activation_bytes": _sum(r["all_activation_bytes"] for r in layers if r["depth"] == 0),
         **{key: None if known is None else getattr(known, key) for key in measured},
     }
@@ -74,9 +75,6 @@ def summarised(
         max_rows=max_rows,
         renderer=report._renderer,
     )
-
-
-_PEAKS = ("peak_bytes", "held_bytes", "cuda_peak_bytes")
 
 
 def rows(report: HealthReport) -> list[dict[str, Any]]:
@@ -124,7 +122,7 @@ def _row(record: LayerRecord, depth: int, seen: Observation) -> dict[str, Any]:
                 name: _size(own, record.placements.get(f"parameters.{name}"))
                 for name, own in (() if record.functional else record.parameters.items())
             }
-    owned: dict[str, Any] = dict.fromkeys(("parameters", "trainable", "frozen", "parameter_bytes"))
+    owned: dict[str, Any] = dict.fromkeys(_OWNED)
     if sizes is not None:
         counts = {name: size.count for name, size in sizes.items()}
         frozen = sum(count for name, count in counts.items() if name in record.frozen)

@@ -145,14 +145,10 @@ def table(
     narrowest: Iterable[tuple[int, int]] = (),
     names: int | None = None,
 ) -> list[str]:
-    """Return `rows` as aligned lines.
+    """Return `rows` as aligned lines, in `width` characters where that can be.
 
-    Args:
-        rows: the cells.
-        left: the columns that are flush left; the others are flush right.
-        width: characters that a line is to take, where that can be.
-        narrowest: the columns that give way, in this order, and how far.
-        names: the column with names of layers, which are abbreviated rather than cut.
+    The columns `left` are flush left, the others right. Those in `narrowest` give way, in this
+    order and so far; names of layers, in the column `names`, are abbreviated rather than cut.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     excess = 0 if width is None else sum(widths) + 2 * (len(widths) - 1) - width

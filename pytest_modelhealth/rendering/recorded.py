@@ -14,7 +14,7 @@ import networkx as nx
 import numpy as np
 
 from pytest_modelhealth.alignment.result import Change, Pair
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering import failure
 from pytest_modelhealth.rendering.data import finding_data
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 def record(result: HealthReport | Comparison | SnapshotCheck, place: str) -> dict[str, Any]:
     """Return a result by the keys of the file of a run; numbers that are not finite are ``None``.
 
-    Args:
-        result: what a test made.
-        place: ``path:line`` of the line that made it.
+    `place` is ``path:line`` of the line that made it.
     """
     if isinstance(result, Comparison):
         made = comparison_data(result)
@@ -61,9 +59,9 @@ def _fields(of: object, *names: str, **paths: str) -> dict[str, Any]:
 # An inspection
 
 
+# what a model is made of and what a layer costs, by their names in `ModelSummary`
 COUNTS = ("layers", "parameters", "trainable")
 SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
-"""What a model is made of and what a layer costs, by their names in `ModelSummary`."""
 
 
 def _inspection(report: HealthReport) -> dict[str, Any]:
@@ -130,13 +128,12 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
     }
 
 
-def tensors_data(record: LayerRecord, role: str | None = None) -> list[dict[str, Any]]:
-    """Return the tensors of a layer, or those in one role."""
+def tensors_data(record: LayerRecord) -> list[dict[str, Any]]:
+    """Return the tensors of a layer."""
     return [
-        tensor_data(each, name, seen)
-        for each in ROLES
-        if role in (None, each)
-        for name, seen in record.tensors(each).items()
+        tensor_data(role, name, seen)
+        for role in ROLES
+        for name, seen in record.tensors(role).items()
     ]
 
 
@@ -197,8 +194,8 @@ def _way(edges: list[Edge], kinds: dict[str, str], culprit: str) -> list[str]:
 
 # A training
 
+# of more layers, those that something is found in come before the others
 MOST_STEPS, MOST_LAYERS = 256, 32
-"""Of more layers, those that something is found in come before the others."""
 
 SHOWN = (
     "activation_rms", "gradient_norm", "parameter_gradient_norm", "update_ratio", "dead_fraction"
@@ -256,6 +253,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison; it asks for no verdict."""
     found = comparison.first_divergence
     is_different = found is not None
+    why = ": ".join(filter(None, (found.story, found.cause))) if found else ""
     show = comparison._renderer
     layers = [*map(_aligned, comparison.layers.values())]
     if comparison.outputs:  # what the models return is the last
@@ -267,15 +265,14 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "headline": show("comparison", "line")(comparison),
         "text": show("comparison", "failure")(comparison, WIDTH) if is_different else "",
         **_fields(comparison, "candidate", "losses", "basis", "notes", model="reference"),
-        "violations": [] if found is None else [_parting(found)],
+        "violations": [_parting("comparison", found.layer, why, found.label)] if found else [],
         "divergence": found,
         "layers": layers,
     }
 
 
-def _parting(found: Divergence) -> dict[str, Any]:
-    what = ": ".join(filter(None, (found.story, found.cause)))
-    return {**encode(Finding("comparison", found.layer, message=what)), "label": found.label}
+def _parting(kind: str, layer: str, message: str, label: str) -> dict[str, Any]:
+    return {**encode(Finding(kind, layer, message=message)), "label": label}
 
 
 def _aligned(layer: AlignedLayer) -> dict[str, Any]:
@@ -307,8 +304,7 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
     if found is not None and found.drifted:
         line = found.headline
     culprit = drifts[0].layer if drifts else ""
-    parting = encode(Finding("drift", culprit, message=story or line))
-    parting["label"] = culprit or (model if drifts else "")
+    parting = _parting("drift", culprit, story or line, culprit or (model if drifts else ""))
     fails = check.outcome in (Outcome.DRIFTED, Outcome.MISSING)
     return {
         "kind": "drift",

@@ -110,11 +110,8 @@ def plot_training(
     parameters. Where steps share a column, the worst of them is shown: what is not finite first,
     then what is farthest from the rest.
 
-    Args:
-        history: the watched steps; there is at least one.
-        events: what went wrong, each a step, a layer and a text: a line through all panels, a ring
-            in the row of the layer, the text above.
-        worst: the gravest of them, for the line at the top.
+    Each of `events` is a step, a layer and a text: a line through all panels, the name of the layer
+    in red, the text above. `worst` is the gravest, for the line at the top.
     """
     from pytest_modelhealth.rendering.charts.course import MOST_COLUMNS, course
     from pytest_modelhealth.rendering.figures import figure_of

@@ -12,8 +12,7 @@ from typing import Any
 
 from pytest_modelhealth.runs.run import FAILED, Run, Test
 
-EXCEPTION = "exception"
-"""The check of a fault that is the test's own."""
+EXCEPTION = "exception"  # the check of a fault that is the test's own
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,9 @@ class Fault:
         return f"{self.label} ({self.check})" if self.label else self.check
 
     def place_in(self, root: Path, rootdir: Path) -> tuple[str, int] | None:
-        """Return the first place in a checkout: path in it, with forward slashes, and line.
+        """Return the first place in the checkout `root`: its POSIX path there, and the line.
 
-        Args:
-            root: that of the checkout. Libraries that are installed in it are no files of it.
-            rootdir: that of the run, which places are relative to.
+        Places are relative to `rootdir`; libraries installed in the checkout are no files of it.
         """
         from pytest_modelhealth.rendering.places import is_of_a_library
 

@@ -13,15 +13,13 @@ from typing import Any, NoReturn
 from pytest_modelhealth.errors import InspectionError
 
 FORMAT = "pytest-modelhealth run"
-FORMAT_VERSION = 2
-"""Raised when a key changes its name or meaning."""
+FORMAT_VERSION = 2  # raised when a key changes its name or meaning
 
-GRAVITY = {
+GRAVITY = {  # how bad each verdict is, the worst first; an unknown one stands in the middle
     **dict.fromkeys(("unhealthy", "different", "drifted", "missing", "failed"), 2),
     **dict.fromkeys(("inconclusive",), 1),
     **dict.fromkeys(("recorded", "healthy", "equivalent", "unchanged"), 0),
 }
-"""How bad each verdict is, the worst first; one that is not known stands in the middle."""
 
 FAILED = ("failed", "error")  # the outcomes of a test that is to be repaired
 

@@ -217,6 +217,7 @@ def test_what_make_does_wrong_is_shown_once(pytester: pytest.Pytester) -> None:
         ["SKIPPED * raises() failed, KeyError: 'width': see test_healthy_in_training"]
     )
     result.stdout.no_fnmatch_line("*pytest_modelhealth*.py:*")
+    result.stdout.no_fnmatch_line("During handling of the above exception*")
 
 
 def test_a_snapshot_is_recorded_and_held(pytester: pytest.Pytester) -> None:

@@ -6,7 +6,8 @@ import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 from torch import nn
@@ -14,6 +15,7 @@ from torch import nn
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import in_mode
 from pytest_modelhealth.checks.judging import judge
+from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.plugin.inspections import (
@@ -31,51 +33,39 @@ from pytest_modelhealth.report import Finding, HealthReport, Judgement, Observat
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.wings import wing
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.comparison.comparison import Comparison
-
 T = TypeVar("T")
 
-FEW_STEPS = 3
-"""After so many, what is at rest at the start only has begun to move: zeros open in two."""
+FEW_STEPS = 3  # after so many, what is at rest at the start only moves: zeros open in two
 
-PROBES = {
+PROBES = {  # that a test reads
     "test_causal": "causality",
     "test_padding_ignored": "padding",
     "test_samples_independent": "sample_independence",
     "test_deterministic": "repeatability",
     "test_inputs_used": "input_effect",
 }
-"""The probe that a test reads."""
 
 
-class Unjudged(Exception):  # noqa: N818 - no error: the test that it ends is skipped
-    """A test cannot judge, or has nothing to judge; the text says why."""
+Unjudged = partial(pytest.skip.Exception, _use_item_location=True)
+"""Skips a test that cannot judge, or has nothing to judge; the text says why."""
 
 
 class Case:
-    """The model of a suite, made once for all of its tests, and the test that runs.
+    """The model of a suite, made once for all of its tests, and the test that runs."""
 
-    Args:
-        node: the class.
-    """
-
-    item: pytest.Function
-    """The test that runs."""
-    settings: Settings
-    """Those of the test that runs."""
+    item: pytest.Function  # the test that runs
+    settings: Settings  # those of the test that runs
 
     def __init__(self, node: pytest.Class) -> None:
         self.suite, self._place = node.cls(), place_of(node.cls)
+        # what makes the model, for people
         self.maker = f"{self.suite._maker or f'{node.name}.make'}()"
-        """What makes the model, for people."""
         tests = (one for one in node.session.items if one.parent is node)
-        self.wanted = {
+        self.wanted = {  # the tests of the suite that run
             one.originalname
             for one in tests
             if isinstance(one, pytest.Function) and not any(one.iter_markers("skip"))
         }
-        """The tests of the suite that run."""
         self._settings = settings_for(node)
         self._kept: dict[str, Any] = {}
         self._failed: dict[str, tuple[Exception, str]] = {}
@@ -94,23 +84,19 @@ class Case:
         self.settings = settings.override(limits, f"{suite}.limits[{self.test!r}]")
 
     def judge(self, verdict: Callable[[Case], None]) -> None:
-        """Run the verdict of the test; skip it where there is nothing to judge.
+        """Run the verdict of the test.
 
         Raises:
             ModelHealthError: it fails.
             Exception: whatever the user's code raises, in the first test that runs it.
         """
         __tracebackhide__ = True
-        reason = problem = ""
+        problem = ""
         try:
             verdict(self)
-        except Unjudged as unjudged:
-            reason = str(unjudged)
         except (InspectionError, SettingsError) as error:  # whose traceback is all ours
             problem = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        if reason:
-            pytest.skip(reason)
-        if problem:
+        if problem:  # out here, as pytest would show the error that it came of, too
             pytest.fail(problem, pytrace=False)
 
     # The model, and what several tests read.
@@ -129,9 +115,7 @@ class Case:
         if what not in self._kept:
             try:
                 self._kept[what] = make()
-            except Unjudged:
-                raise
-            except Exception as error:
+            except Exception as error:  # a skip is none
                 self._failed[what] = error, self.test
                 raise
         made: T = self._kept[what]
@@ -187,15 +171,16 @@ class Case:
 
         def step() -> Observation:
             with seeded(self.suite.seed), in_mode(model, _mode(model, training=True)):
-                report = Inspector(model).run_step(optimizer=self._optimizer(), **self.made.batch)
+                optimizer = self._optimizer(model)
+                report = Inspector(model).run_step(optimizer=optimizer, **self.made.batch)
             return replace(seen, stepped=report.observation.stepped)
 
         return self._once("the training step", step)
 
-    def _optimizer(self, model: nn.Module | None = None) -> Any:
-        """Return the optimizer of the suite, of its model if there is no other."""
+    def _optimizer(self, model: nn.Module) -> Any:
+        """Return the optimizer of the suite, where there is something to train."""
         self.require_trainable()
-        return self.suite.make_optimizer(self.made.model if model is None else model)
+        return self.suite.make_optimizer(model)
 
     @property
     def trained(self) -> Made:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch import nn
@@ -17,14 +17,9 @@ from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.plugin.options import session_settings
 from pytest_modelhealth.plugin.suite.making import model_alone, named
 from pytest_modelhealth.plugin.suite.suite import ATTRIBUTES, ModelHealthSuite, modelhealth_suite
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.settings import Settings
-
+from pytest_modelhealth.settings import Settings
 
 Suite = type[ModelHealthSuite]
-
-EXAMPLE = "def make(self): return Encoder(), torch.randn(16, 8), labels, F.cross_entropy"
 
 
 def require_sound(suite: Suite, name: str, settings: Settings) -> None:
@@ -35,8 +30,9 @@ def require_sound(suite: Suite, name: str, settings: Settings) -> None:
     """
     if not callable(getattr(suite, "make", None)):
         raise SettingsError(
-            f"{name} has no make(), which makes the model to test: {EXAMPLE}. "
-            "A class that others inherit from says __test__ = False."
+            f"{name} has no make(), which makes the model to test: def make(self): return "
+            "Encoder(), torch.randn(16, 8), labels, F.cross_entropy. A class that others inherit "
+            "from says __test__ = False."
         )
     bases = (cls for cls in suite.__mro__ if cls not in ModelHealthSuite.__mro__)
     for own in (own for cls in bases for own in vars(cls)):

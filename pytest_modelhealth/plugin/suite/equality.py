@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,11 @@ from pytest_modelhealth.capture.step.bare import copied, in_mode
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.comparing import compare
-from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
+from pytest_modelhealth.comparison.comparison import Comparison
+from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Case, Unjudged
 from pytest_modelhealth.plugin.suite.making import Made, seeded
 from pytest_modelhealth.rendering.document import LINES, Document
 from pytest_modelhealth.rendering.notation import shorten
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.comparison.comparison import Comparison
-    from pytest_modelhealth.plugin.suite.case import Case
 
 _LISTED = 4
 _CAUSE = (

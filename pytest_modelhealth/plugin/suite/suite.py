@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+# stands in a file that ``python -m pytest_modelhealth init`` wrote until it has a batch
 TODO = "TODO: a batch of yours"
-"""Stands in a file that ``python -m pytest_modelhealth init`` wrote until it has a batch."""
 
 
 class ModelHealthSuite:
@@ -82,7 +82,7 @@ class ModelHealthSuite:
         return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
 
-TESTS = {
+TESTS = {  # in their order; `verdicts` has what each runs, by its name
     "test_healthy_in_training": "One batch forward and backward in training mode breaks no rule.",
     "test_healthy_in_evaluation": "The same in evaluation mode, but for what fails in training.",
     "test_every_parameter_learns": "Every parameter gets a gradient, is trained, and moves.",
@@ -97,7 +97,6 @@ TESTS = {
     "test_compiled_equals_eager": "What `torch.compile` makes of the model computes the same.",
     "test_snapshot": "The statistics of every layer are those that were recorded.",
 }
-"""The tests of a suite, in their order; `verdicts` has what each runs, by its name."""
 
 
 def _test_of(name: str, summary: str) -> Callable[..., None]:
@@ -113,11 +112,10 @@ def _test_of(name: str, summary: str) -> Callable[..., None]:
 for _name, _summary in TESTS.items():
     setattr(ModelHealthSuite, _name, _test_of(_name, _summary))
 
-ATTRIBUTES = (
+ATTRIBUTES = (  # what a subclass may set
     "seed", "limits", "skip", "strict", "backend", "causal", "batch_dim", "time_dim", "padding",
     "make_optimizer",
 )  # fmt: skip
-"""What a subclass may set."""
 
 
 def parameters_of(thing: Any) -> list[inspect.Parameter]:

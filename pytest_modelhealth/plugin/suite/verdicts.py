@@ -15,21 +15,19 @@ from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.plugin.suite.case import PROBES, Case, Unjudged
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
-from pytest_modelhealth.report import Outcome
+from pytest_modelhealth.report import Outcome, ProbeRecord
 from pytest_modelhealth.settings.setting import ancestors, dotted, parent
 from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import ProbeRecord
     from pytest_modelhealth.snapshot.extension import HealthSnapshot
 
-LEARNING = frozenset(
+LEARNING = frozenset(  # the checks by which a parameter does not learn
     {
         "missing_gradients", "unregistered_parameters", "unused_parameters",
         "trained_parameters", "parameter_updates", "gradient_path",
     }
 )  # fmt: skip
-"""The checks by which a parameter does not learn."""
 
 
 def _general(case: Case) -> frozenset[str]:
@@ -202,22 +200,12 @@ def snapshot(case: Case) -> None:
         case.fail(str(error), report)
 
 
-_VERDICTS: dict[str, Callable[[Case], None]] = {
-    f"test_{verdict.__name__}": verdict
-    for verdict in (
-        healthy_in_training,
-        healthy_in_evaluation,
-        every_parameter_learns,
-        training_step,
-        inputs_used,
-        headroom,
-        snapshot,
-        state_survives_saving,
-        compiled_equals_eager,
-    )
-}
+_OWN = (
+    healthy_in_training, healthy_in_evaluation, every_parameter_learns, training_step, inputs_used,
+    headroom, snapshot, state_survives_saving, compiled_equals_eager,
+)  # fmt: skip
 
 
 def verdict_of(test: str) -> Callable[[Case], None]:
     """Return what a test of the suite runs: the function of its name, or its probe."""
-    return _VERDICTS.get(test, probed)
+    return next((one for one in _OWN if test == f"test_{one.__name__}"), probed)

@@ -23,8 +23,8 @@ Reals = npt.NDArray[np.float64]
 
 MOST_DEAD = 0.5  # a layer with a larger part of its units dead is named in red
 
+# of more layers those are drawn that went wrong, of more steps neighbours share a column
 MOST_ROWS, MOST_COLUMNS = 32, 240
-"""Of more layers those are drawn that went wrong, of more steps neighbours share a column."""
 
 LEVELS = 8
 BAD, ZERO, MISSING = "bad-cell", "zero-cell", "no-cell"
@@ -46,12 +46,9 @@ _TITLES = {
 def course(data: Mapping[str, Any], anchor: str, events: Sequence[tuple[int, str]] = ()) -> Markup:
     """Return the loss of a training over steps, and a map of its layers for each statistic.
 
-    Args:
-        data: steps, losses, and statistics of layers, as in the file of a run; infinity is what
-            was not finite.
-        anchor: where the layers are.
-        events: steps and layers at which something went wrong: a line through all panels with a
-            number above, and the names of the layers in red.
+    `data` is as in the file of a run, with infinity for what was not finite. `events` are steps and
+    layers at which something went wrong: a line through all panels with a number above, and the
+    names of the layers in red.
     """
     steps = data["steps"]
     if not steps:
@@ -148,26 +145,23 @@ class Cells(NamedTuple):
 
     title: str
     rows: Sequence[Row]
-    values: Reals  # (rows, columns); NaN where nothing was seen, infinity for what is not finite
+    # (rows, columns), of most statistics the powers of ten: NaN where nothing was seen, infinity
+    # for what is not finite, minus infinity for the power of zero
+    values: Reals
     limits: tuple[float, float]  # of the faintest and of the deepest colour
     is_log: bool
     every: int  # steps in a column
 
     def kinds(self, values: Reals) -> npt.NDArray[np.str_]:
         """Return the classes of cells with these values."""
-        low, high = _scaled(np.array(self.limits), is_log=self.is_log)
-        levels = (_scaled(values, is_log=self.is_log) - low) / (high - low) * LEVELS
-        levels = np.clip(np.nan_to_num(levels), 0, LEVELS - 1).astype(int)
+        low, high = self.limits
+        levels = np.nan_to_num((values - low) / (high - low) * LEVELS)
+        levels = np.clip(levels, 0, LEVELS - 1).astype(int)
         kinds = np.char.add("first level-", levels.astype(str))
-        kinds[(values == 0) & self.is_log] = ZERO
-        kinds[np.isinf(values)] = BAD
+        kinds[np.isneginf(values)] = ZERO
+        kinds[np.isposinf(values)] = BAD
         kinds[np.isnan(values)] = MISSING
         return kinds
-
-
-def _scaled(values: Reals, *, is_log: bool) -> Reals:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log10(values) if is_log else values
 
 
 def _cells(
@@ -181,7 +175,7 @@ def _cells(
     every = {name: np.array(own, float) for name, own in layers.items()}
     known = {name: own for name, own in every.items() if not np.isnan(own).all()}
     title, is_log = _TITLES.get(statistic, svg.words(statistic)), statistic != "dead_fraction"
-    limits, middle = (0.0, 1.0), 0.0
+    limits, middle, most = (0.0, 1.0), 0.0, math.inf if is_log else MOST_DEAD
     if not is_log:
         seen, known = len(known), {name: own for name, own in known.items() if own.any()}
         if none := seen - len(known):
@@ -189,15 +183,17 @@ def _cells(
     elif not known:
         return None
     else:
-        powers = _scaled(np.concatenate([*known.values()]), is_log=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            known = {name: np.log10(own) for name, own in known.items()}
+        powers = np.concatenate([*known.values()])
         powers = powers[np.isfinite(powers)] if np.isfinite(powers).any() else np.zeros(1)
         middle = np.median(powers)  # at most six powers of ten to both sides of it have a colour
         low, high = np.clip([powers.min(), powers.max()], middle - 6, middle + 6).tolist()
         spare = max(0.0, 1 - (high - low)) / 2
-        limits = 10 ** (low - spare), 10 ** (high + spare)
+        limits = low - spare, high + spare
     rows = []
     for name, own in known.items():
-        is_wrong = bool((np.isinf(own) | (own == 0 if is_log else own > MOST_DEAD)).any())
+        is_wrong = bool((np.isinf(own) | (own > most)).any())
         rows.append(Row(name, name or "(model)", is_found=is_wrong or name in red))
     shown = selection([row.is_found for row in rows], MOST_ROWS)
     if shown and len(shown) < len(rows):
@@ -205,8 +201,8 @@ def _cells(
     values, steps = np.array([known[rows[at].name] for at in shown]), 1
     if shown:
         steps = math.ceil(values.shape[1] / MOST_COLUMNS)
-        far = np.minimum(np.abs(_scaled(values, is_log=is_log) - middle), 1e9)  # a zero, too
-        far = np.where(np.isnan(values), -1.0, np.where(np.isinf(values), np.inf, far))
+        far = np.minimum(np.abs(values - middle), 1e9)  # a zero, too
+        far = np.where(np.isnan(values), -1.0, np.where(np.isposinf(values), np.inf, far))
         at = np.arange(len(values))
         starts = range(0, values.shape[1], steps)
         worst = [start + far[:, start : start + steps].argmax(axis=1) for start in starts]
@@ -228,11 +224,10 @@ def _map(cells: Cells, xs: Sequence[float], y: float) -> Iterator[str]:
     yield from (svg.path(d, f"cell {kind}") for kind, d in sorted(drawn.items()))
     for at, named in enumerate(cells.rows):
         yield from name_of(named, y + (at + 0.5) * _ROW)
-    scale = (np.geomspace if cells.is_log else np.linspace)(*cells.limits, LEVELS)
-    least, most = (svg.brief(end) if cells.is_log else f"{end:.0%}" for end in cells.limits)
+    least, most = (svg.brief(10**end) if cells.is_log else f"{end:.0%}" for end in cells.limits)
     key = [(name, [kind]) for kind, name in _KEY.items() if (kinds == kind).any()]
     x = float(_RIGHT)
-    for name, own in [*key, (most, cells.kinds(scale[None])[0].tolist())]:
+    for name, own in [*key, (most, cells.kinds(np.linspace(*cells.limits, LEVELS)).tolist())]:
         yield svg.write(x, y - 12, name, "small end")
         x -= len(name) * svg.LETTER * 0.93 + 4
         for kind in reversed(own):

@@ -19,8 +19,8 @@ from pytest_modelhealth.rendering.notation import plural, shorten
 
 MOST_BOXES, FOLDED_TO = 80, 40  # all are shown; of more, at most about half as many after folding
 
+# pixels: the height of a box, from one to the next, a line of text, the margin
 BOX, PITCH, LINE, LEFT = 22, 36, 13, 10
-"""Pixels: the height of a box, from one to the next, a line of text, the margin."""
 
 Violations = Sequence[Mapping[str, Any]]
 Place = tuple[float, float, float]

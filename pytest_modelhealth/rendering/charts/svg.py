@@ -62,14 +62,10 @@ def line(points: Iterable[tuple[float, float]]) -> str:
 
 
 def chart(kind: str, size: tuple[float, float], finding: str, body: str, marks: str = "") -> Markup:
-    """Return a chart of this width and height.
+    """Return a chart of this width and height: its body is one image to a screen reader.
 
-    Args:
-        kind: becomes its class.
-        size: pixels.
-        finding: the sentence that says what it shows.
-        body: what is drawn, one image to a screen reader.
-        marks: transparent shapes above it, with titles and links.
+    `finding` is the sentence that says what it shows; `marks` are transparent shapes above it, with
+    titles and links.
     """
     image = tag("g", body or " ", role="img", aria_label=finding)
     width, height = map(round, size)
@@ -142,7 +138,7 @@ class Scale(NamedTuple):
     ticks: list[tuple[float, str]]
 
 
-def log_scale(values: Sequence[float], start: float, end: float, most_ticks: int = 6) -> Scale:
+def log_scale(values: Sequence[float], start: float, end: float, most_ticks: int) -> Scale:
     """Return a scale of positive numbers, two powers of ten at least, with ticks at some."""
     logs = [math.log10(value) for value in values] or [0.0]
     low, high = min(logs), max(logs)
@@ -157,7 +153,7 @@ def log_scale(values: Sequence[float], start: float, end: float, most_ticks: int
     return Scale(at, [(at(power), brief(power)) for power in powers])
 
 
-def linear_scale(values: Sequence[float], start: float, end: float, most_ticks: int = 5) -> Scale:
+def linear_scale(values: Sequence[float], start: float, end: float, most_ticks: int) -> Scale:
     """Return a scale with ticks at 1, 2 or 5 times a power of ten."""
     low, high = max(min(values, default=0.0), -8e307), min(max(values, default=1.0), 8e307)
     if low == high:

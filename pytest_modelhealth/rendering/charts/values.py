@@ -16,20 +16,15 @@ from pytest_modelhealth.rendering.notation import number, percent
 Tensor = Mapping[str, Any]  # statistics of a tensor, as in the file of a run
 
 _NAMES, _NUMBERS, _HIGH = 190, 150, 50
+# bars of all values; pixels of a bar at most, and between two numbers of the axis at least
 _MOST_BARS, _WIDEST, _APART = 60, 22.0, 58
-"""Bars of all values; pixels of a bar at most, and between two numbers of the axis at least."""
 
 
 def histograms(tensors: Sequence[tuple[str, Tensor]], left_out: str = "", row: int = 26) -> Markup:
-    """Return the values of tensors by sign and power of two, a row each.
+    """Return the values of tensors by sign and power of two, a row each, of so many pixels.
 
     All are on one axis, on which powers share a bar where there are many, and each row is scaled to
-    its own highest bar.
-
-    Args:
-        tensors: names and tensors.
-        left_out: a sentence below.
-        row: pixels of a row; one of `_HIGH` or more says more of a tensor.
+    its own highest bar. A row of `_HIGH` or more says more of a tensor, `left_out` stands below.
     """
     sides = [(sign, power) for _, tensor in tensors for sign, power, _ in _bins(tensor)]
     powers, signs = [power for _, power in sides], {sign for sign, _ in sides}

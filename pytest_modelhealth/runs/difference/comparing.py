@@ -222,11 +222,16 @@ def _compare_inspections(before: Data, now: Data) -> Told:
 
 def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Iterator[Change]:
     """Yield the findings that are new and those that are gone; `names` are those in the head."""
-    old, new = _by_place(before["violations"], names), _by_place(now["violations"], {})
-    warned, warnings = _by_place(_warned(before), names), _by_place(_warned(now), {})
-    shown_before, shown_now = _shown(before, names), _shown(now, {})
+    sides = []
+    for side, own in ((before, names), (now, {})):
+        fails = side["violations"]
+        follow = (consequence for one in fails for consequence in one.get("consequences", ()))
+        shown = _by_place([*fails, *follow], own, everywhere=True)
+        warns = _by_place(side["warnings"], own, everywhere=True)
+        sides.append((_by_place(fails, own), warns, shown))
+    (old, warned, shown_before), (new, warnings, shown_now) = sides
     gone = {key: one for key, one in old.items() if key not in shown_now}
-    accepted = gone.keys() & (_by_place(now["waived"], {}).keys() | warnings.keys())
+    accepted = {*_by_place(now["waived"], {}), *warnings}
     accepted_now = [gone.pop(key) for key in [*gone] if key in accepted]
     known = {*warned, *shown_before}
     warned_now = [one for key, one in warnings.items() if key not in known]
@@ -245,21 +250,12 @@ def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Itera
             yield Change("finding", what, tuple(places), grade)
 
 
-def _warned(result: Data) -> list[Data]:
-    """Return what is warned of, once for each layer that it is of."""
-    found = ((one, (one["layer"], *one.get("affected", ()))) for one in result["warnings"])
-    return [{**one, "layer": layer} for one, layers in found for layer in layers]
-
-
-def _by_place(findings: Iterable[Data], names: Mapping[str, str]) -> dict[tuple[str, ...], Data]:
-    """Return findings by check and layer, by its name in the head."""
-    return {(one["check"], names.get(one["layer"], one["layer"])): one for one in findings}
-
-
-def _shown(result: Data, names: Mapping[str, str]) -> set[tuple[str, ...]]:
-    """Return what is found, as a finding of its own or as the consequence of one."""
-    found: list[Data] = [*result["violations"]]
-    for one in result["violations"]:
-        found += [{"check": one["check"], "layer": layer} for layer in one.get("affected", ())]
-        found += one.get("consequences", ())
-    return {*_by_place(found, names)}
+def _by_place(
+    findings: Iterable[Data], names: Mapping[str, str], *, everywhere: bool = False
+) -> dict[tuple[str, str], Data]:
+    """Return findings by check and layer, by its name in the head; or by each layer they are of."""
+    return {
+        (one["check"], names.get(layer, layer)): one
+        for one in findings
+        for layer in (one["layer"], *(one.get("affected", ()) if everywhere else ()))
+    }

@@ -58,12 +58,11 @@ class Change:
 
 
 _FORWARD = ("buffers", "inputs", "activations")
-_STAGES = {
+_STAGES = {  # what is computed, from causes to effects, and the roles that belong to each
     "activations": _FORWARD,
     LOSS: (LOSS,),
     "gradients": ("gradients", "parameter_gradients"),
 }
-"""What is computed, from causes to effects, and the roles that belong to each."""
 
 
 def moved(found: DriftReport) -> tuple[list[Change], str, list[str]]:
@@ -94,8 +93,7 @@ def moved(found: DriftReport) -> tuple[list[Change], str, list[str]]:
     return [*changes[: len(weights)], *_stages(drifts)], found.story, []
 
 
-MASK = 0.1
-"""By less the parts that two masks of one dropout hide differ, of a hundred values on."""
+MASK = 0.1  # by less the parts differ that two masks of one dropout hide, of a hundred values on
 
 
 def _stages(drifts: Sequence[Drift]) -> Iterator[Change]:
@@ -134,9 +132,9 @@ def _place(drift: Drift) -> Place:
 
 # An inspection of the file of a run as a snapshot, so that drift is judged as a snapshot's is
 
+# the canonical name of an activation by the class of the module, or by the function
 _ACTIVATIONS = {module.__name__: name for module, name in ACTIVATION_MODULES.items()}
 _ACTIVATIONS |= {name: name for name in _ACTIVATIONS.values()}
-"""The canonical name of an activation by the class of the module, or by the function."""
 
 
 def snapshot_of(inspection: Data) -> Snapshot:
@@ -159,12 +157,11 @@ def _as_returned(layers: Sequence[Data]) -> Iterator[tuple[int, Data]]:
     for place, layer in enumerate(layers):
         holding = ancestors(layer["name"]) if layer["calls"] else ()
         last |= dict.fromkeys((layer["name"], *holding), place)
-    return enumerate(
-        sorted(
-            layers,
-            key=lambda layer: (last[layer["name"]], -layer["name"].count("."), not layer["name"]),
-        )
-    )
+
+    def returned(layer: Data) -> tuple[int, int, bool]:
+        return last[layer["name"]], -layer["name"].count("."), not layer["name"]
+
+    return enumerate(sorted(layers, key=returned))
 
 
 def _record(layer: Data, place: int) -> LayerRecord:
@@ -189,7 +186,7 @@ def _record(layer: Data, place: int) -> LayerRecord:
 
 # Layers and costs
 
-COUNTED = {
+COUNTED = {  # the totals that are compared, and by which part they may differ
     "parameters": ("parameters", 0.0),
     "trainable": ("trainable parameters", 0.0),
     "parameter_bytes": ("bytes of parameters", 1e-3),
@@ -198,7 +195,6 @@ COUNTED = {
     "saved_bytes": ("bytes saved for the backward pass", 1e-3),
     "peak_bytes": ("peak memory in bytes", 0.05),
 }
-"""The totals that are compared, and by which part they may differ."""
 
 
 def structural_changes(found: DriftReport, before: Data, now: Data) -> Iterator[Change]:

@@ -19,21 +19,15 @@ from pytest_modelhealth.runs.difference.inspections import Change, Grade
 MARK = "<!-- pytest-modelhealth diff -->"
 """Shows nowhere; by it a script finds its comment in Markdown again."""
 
+# of Markdown: what is read at once, and all of it; GitHub takes 65,536
 _UNFOLDED, _MOST_CHARACTERS = 4_000, 39_000
-"""Of Markdown: what is read at once, and all of it; GitHub takes 65,536."""
-
 _WIDTH, _LONGEST_CELL = 120, 160
 _MOST_REMARKS, _MOST_ROWS, _MOST_PLACES = 5, 30, 2
 _COLUMNS = [Column(title, is_text=True) for title in ("", "what", "where", "base", "head", "by")]
 
 
 def render(difference: Difference, name: str) -> str:
-    """Return a difference for a terminal, or as a comment in Markdown.
-
-    Args:
-        difference: what to show.
-        name: of the format: ``"terminal"`` or ``"markdown"``.
-    """
+    """Return a difference as ``"terminal"`` shows it, or as a comment in ``"markdown"``."""
     documents = _documents(difference)
     if name == "terminal":
         return "\n\n".join(document.text(width=_WIDTH) for document in documents) + "\n"

@@ -20,11 +20,10 @@ from pytest_modelhealth.runs.page.blocks import blocks
 from pytest_modelhealth.runs.page.contents import contents
 from pytest_modelhealth.runs.run import Run
 
+# bytes of a page, and those after which the layers of no further test that passed are written
 LIMIT, COMMON = 10_000_000, 2_900_000
-"""Bytes of a page, and those after which the layers of no further test that passed are written."""
-
+# in the order in which they are joined
 SCRIPTS = ("dom", "packed", "table", "inspection", "comparison", "start")
-"""In the order in which they are joined."""
 
 _FOLDER = Path(__file__).parent
 
@@ -32,11 +31,8 @@ _FOLDER = Path(__file__).parent
 def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
     """Write the page, in ASCII; one test at a time is in memory with its layers.
 
-    Args:
-        run: read several times.
-        file: text, opened for writing.
-        limit: bytes of the page. What tests found is written in any case, numbers of layers where
-            there is room: those of failing tests first.
+    What tests found is written in any case, numbers of layers where there is room in `limit` bytes:
+    those of failing tests first.
     """
     shown = contents(run)
     paths = [_FOLDER / "scripts" / f"{name}.js" for name in SCRIPTS]

@@ -9,19 +9,20 @@ from typing import Any
 
 from pytest_modelhealth.rendering.document import labelled
 from pytest_modelhealth.rendering.notation import number
-from pytest_modelhealth.runs.faults import EXCEPTION, Fault, faults, inspected
+from pytest_modelhealth.runs.faults import EXCEPTION, faults, inspected
 from pytest_modelhealth.runs.page.panels import drawn, facts
 from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run, Test
 
+# characters of charts that stand on the page as they are, for paper and without a script: those of
+# the first results that need a look; those of others are packed
 DRAWN_AT_ONCE = 60_000
-"""Characters of charts that stand on the page as they are, for paper and without a script: those of
-the first results that need a look. Those of others are packed."""
 
 _TONES = ("bad", "unsure", "good", "quiet")
+_SAID = ("text", "headline")
 _PROSE = ("likely cause", "seen", "note")  # what a story says in sentences, before its tables
 
+# the verdict of a result that is fine, of a test that failed: nothing there is called healthy
 NO_OBJECTION = "no objection"
-"""The verdict of a result that is fine, of a test that failed: nothing there is called healthy."""
 
 
 def contents(run: Run) -> dict[str, Any]:
@@ -65,47 +66,43 @@ def _entries(run: Run) -> Iterator[dict[str, Any]]:
     """Yield what stands on the page of each test, with charts as long as there is room."""
     room = DRAWN_AT_ONCE
     for index, test in enumerate(run.tests):
-        is_failed = test["outcome"] in FAILED
-        results = [_result(anchor(index, n), one, test) for n, one in enumerate(test["results"])]
-        for shown, result in zip(results, test["results"], strict=True):
-            if rank(test) < 2 and room > 0:
-                evidence, more = drawn(result, shown["anchor"])
-                is_in = (size := len(evidence) + len(more)) <= room
-                room -= size if is_in else 3_000  # so that few are drawn in vain
-                if is_in:
-                    shown |= {"evidence": evidence, "more": more, "is_drawn": True}
-        texts = [result[key] for result in test["results"] for key in ("text", "headline")]
-        is_said = any(test["message"] in text for text in texts)
+        is_failed, is_bad = test["outcome"] in FAILED, rank(test) < 2
+        results = [(anchor(index, n), one) for n, one in enumerate(test["results"])]
         fault = next(faults(test)) if is_failed else None
         if fault is not None and fault.check == EXCEPTION:
             own = {"verdict": fault.verdict, "headline": fault.message, "text": fault.text}
-            made = {"kind": "failure", "place": fault.places[0], **own}
-            results.insert(0, _result(anchor(index, len(results)), made, test))
-            is_said = True
+            own |= {"kind": "failure", "place": fault.places[0]}
+            results.insert(0, (anchor(index, len(results)), own))
+        is_said = any(test["message"] in one[key] for _, one in results for key in _SAID)
         again = {"run again": shlex.join(["pytest", test["id"]]), "replay": test.get("replay")}
         again["test"] = f"{test['file']}:{test['line']}"
-        for shown in results:
-            shown["message"] = "" if is_said else test["message"]
-            shown["moves"] += [pair for pair in again.items() if pair[1]] if rank(test) < 2 else []
+        entries = []
+        for name, result in results:
+            entry = _result(name, result, test)
+            if is_bad and room > 0:
+                evidence, more = drawn(result, name)
+                is_in = (size := len(evidence) + len(more)) <= room
+                room -= size if is_in else 3_000  # so that few are drawn in vain
+                if is_in:
+                    entry |= {"evidence": evidence, "more": more, "is_drawn": True}
+            entry["message"] = "" if is_said else test["message"]
+            entry["moves"] += [pair for pair in again.items() if pair[1]] if is_bad else []
             parts = ("message", "prose", "text", "remarks", "more")
-            shown["is_told"] = is_failed or any(shown[part] for part in parts)
+            entry["is_told"] = is_failed or any(entry[part] for part in parts)
+            entries.append(entry)
+        models = (str(one.get("model", "")) for one in test["results"])
         yield {
             **{key: test[key] for key in ("id", "file", "outcome")},
             "name": test["id"].removeprefix(f"{test['file']}::"),
             "group": test["file"],
-            "cause": () if fault is None else _cause(test, fault),
+            # what tests have in common that fail by one: their models, and the culprit
+            "cause": fault and (*models, fault.culprit if fault.label else fault.message),
             "failed": is_failed,
             "inspected": bool(test["results"]),
             "rank": rank(test),
             "seconds": f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
-            "results": results,
+            "results": entries,
         }
-
-
-def _cause(test: Test, fault: Fault) -> tuple[str, ...]:
-    """Return what tests have in common that fail by one cause: their models, and the culprit."""
-    models = (str(result.get("model", "")) for result in test["results"])
-    return *models, fault.culprit if fault.label else fault.message
 
 
 def _result(own: str, result: Mapping[str, Any], test: Test) -> dict[str, Any]:
@@ -153,5 +150,4 @@ def _remarks(result: Mapping[str, Any]) -> Iterator[str]:
         for one in result.get(key, ())
     ]
     remarks += [*(result.get("notes") or ()), result.get("basis"), *(result.get("changes") or ())]
-    said = (result["headline"], result["text"])
-    yield from (one for one in remarks if one and not any(one in text for text in said))
+    yield from (one for one in remarks if one and not any(one in result[key] for key in _SAID))
