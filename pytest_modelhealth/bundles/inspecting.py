@@ -66,11 +66,6 @@ class Recording:
     def save(self, path: Path, report: HealthReport, test: Mapping[str, Any]) -> Missing:
         """Write a bundle, and return what is not in it.
 
-        Args:
-            path: the file.
-            report: what the run showed.
-            test: the ``id`` of the test, and the ``number`` of the inspection among its own.
-
         Raises:
             OSError: it cannot be written.
         """

@@ -67,12 +67,7 @@ def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
 
 
 class Joint:
-    """Ranks that inspect one model together.
-
-    Args:
-        place: who takes part, and where this rank stands.
-        barrier: where they wait for each other.
-    """
+    """Ranks that inspect one model together."""
 
     def __init__(self, place: Place, barrier: Barrier) -> None:
         self._place, self._barrier, self._rank = place, barrier, dist.get_rank()
@@ -80,10 +75,6 @@ class Joint:
 
     def observed(self, request: Request, run: Run = observed) -> Observation:
         """Return what all ranks saw of a step that each runs on its own batch.
-
-        Args:
-            request: what is asked of this one.
-            run: runs it on this rank.
 
         Raises:
             InspectionError: another rank failed, did not come, or inspects something else.
@@ -170,11 +161,7 @@ class Joint:
 
     @contextmanager
     def _telling(self, what: str) -> Iterator[None]:
-        """Tell all others if this rank fails inside; what it raises is raised as it is.
-
-        Args:
-            what: what it is at, for people.
-        """
+        """Tell all others if this rank fails in what it is at; its error is raised as it is."""
         try:
             yield
         except BaseException as error:

@@ -37,8 +37,7 @@ _UNSHOWN = _HELD | {
 _MANGLED = re.compile(r"^__torch__\.|___torch_mangle_\d+\.")
 
 _lock = threading.RLock()
-_runs: list[_Run] = []
-"""The run that is shown what its graph computes."""
+_runs: list[_Run] = []  # the run that is shown what its graph computes
 
 
 @torch.library.custom_op("modelhealth::see_values", mutates_args=("clock",))
@@ -60,11 +59,7 @@ class _Shown(NamedTuple):
 
 
 class ScriptRuntime(Runtime):
-    """A script, with its own optimisations in it and none made on the way.
-
-    Args:
-        script: the script, which is left alone.
-    """
+    """A script, with its own optimisations in it and none made on the way."""
 
     def __init__(self, script: Any) -> None:
         self._script = script
@@ -179,9 +174,6 @@ class _Layers:
 
 class _Run:
     """What one run showed.
-
-    Args:
-        shown: the operations of the graph, by their places.
 
     Attributes:
         operations: those that ran, in order.

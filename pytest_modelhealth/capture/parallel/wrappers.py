@@ -18,17 +18,12 @@ _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 @dataclass(frozen=True)
 class Wrappers:
-    """The modules of a model that talk to other ranks, outer ones first.
+    """The modules of a model that talk to other ranks, outer ones first."""
 
-    Args:
-        replicated: instances of `DistributedDataParallel`.
-        sharded: modules that `fully_shard` was called on.
-        hidden: instances of `FullyShardedDataParallel`, the older FSDP, and modules that
-            ``replicate`` was called on, which hides a DDP in their hooks.
-    """
-
-    replicated: tuple[Any, ...]
-    sharded: tuple[Any, ...]
+    replicated: tuple[Any, ...]  # instances of `DistributedDataParallel`
+    sharded: tuple[Any, ...]  # modules that `fully_shard` was called on
+    # instances of `FullyShardedDataParallel`, the older FSDP, and modules that ``replicate`` was
+    # called on, which hides a DDP in their hooks
     hidden: tuple[Any, ...]
 
     def __bool__(self) -> bool:
@@ -74,10 +69,6 @@ def refuse_unknown_ways(wrappers: Wrappers) -> None:
 
 def refuse_repetition(wrappers: Wrappers, *, reduces: bool) -> None:
     """Do nothing if what is run several times can be put back each time.
-
-    Args:
-        wrappers: those of the model.
-        reduces: whether gradients are averaged in these runs, and not on this rank alone.
 
     Raises:
         InspectionError: it cannot; the message says what can be done instead.

@@ -54,16 +54,10 @@ class Unjudged(Exception):  # noqa: N818 - no error: the test that it ends is sk
 
 
 class Case:
-    """The model of a suite, made once for all of its tests, and the test that runs.
+    """The model of a suite, made once for all of its tests, and the test that runs."""
 
-    Args:
-        node: the class.
-    """
-
-    item: pytest.Function
-    """The test that runs."""
-    settings: Settings
-    """Those of the test that runs."""
+    item: pytest.Function  # the test that runs
+    settings: Settings  # those of the test that runs
 
     def __init__(self, node: pytest.Class) -> None:
         self.suite, self._place = node.cls(), place_of(node.cls)
@@ -317,10 +311,6 @@ class Case:
     def settle(self, report: HealthReport, *, designs: bool = False) -> None:
         """Keep a report, and end the test as its verdict has it.
 
-        Args:
-            report: what is asked for its verdict.
-            designs: whether a finding that only warns leaves the property untold.
-
         Raises:
             ModelHealthError: it is unhealthy.
             Unjudged: it is inconclusive.
@@ -363,8 +353,7 @@ class Case:
         raise error
 
 
-_WHOLE_RUN = "observation"
-"""What stands for a check where a run showed nothing to judge."""
+_WHOLE_RUN = "observation"  # what stands for a check where a run showed nothing to judge
 _LIMIT = re.compile(r"@pytest\.mark\.modelhealth\(\s*(\w+)=\.\.\.\)")
 _WAIVER = re.compile(
     r"@pytest\.mark\.modelhealth_waive\(\s*([\"'])(.*?)\1,\s+check=\"(\w+)\",\s+reason=\"\.\.\.\"\)"
