@@ -11,8 +11,6 @@ from torch import Tensor
 
 CHUNK = 1 << 20  # elements that are brought to float64 at a time
 
-SAFE = 1e-15, 1e15  # differences whose squares neither underflow nor overflow in float32
-
 
 @dataclass
 class Difference:
@@ -102,17 +100,3 @@ def _add(sums: Difference, reference: Tensor, candidate: Tensor) -> tuple[int | 
     sums.max_abs = max(sums.max_abs, largest)
     sums.abs_max = max(sums.abs_max, float(a.abs().max()))
     return place, odd
-
-
-def gap(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """Return the L2 norm and the largest magnitude of the difference, where both are finite.
-
-    The difference of two float32 tensors is as good in float32, which is a third of the work.
-    """
-    if {a.dtype, b.dtype} <= {torch.float32, torch.float64} and a.numel():
-        error = a - b
-        largest = float(torch.linalg.vector_norm(error, math.inf))
-        if not largest or SAFE[0] < largest < SAFE[1]:  # and no NaN
-            return float(torch.linalg.vector_norm(error)), largest
-    sums = measure(a, b)
-    return sums.error_norm, sums.max_abs

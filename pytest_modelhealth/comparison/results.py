@@ -29,7 +29,7 @@ from pytest_modelhealth.comparison.layer_differences import (
     kept_dtypes,
     layer_epsilon,
 )
-from pytest_modelhealth.comparison.measures import Difference, gap, measure
+from pytest_modelhealth.comparison.measures import Difference, measure
 from pytest_modelhealth.comparison.runs import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.statistics.dense import dense_values
@@ -225,8 +225,8 @@ class Judge:
             for one in by_key.get(key, ()):
                 expected = self.runs.store[self.runs.a.entries[key].slot]
                 if seen.shape == expected.shape:
-                    norm, largest = gap(expected, seen)
-                    one.moved = max(one.moved[0], norm), max(one.moved[1], largest)
+                    off = measure(expected, seen)
+                    one.moved = max(one.moved[0], off.error_norm), max(one.moved[1], off.max_abs)
                     one.measured_by = "quantised" if self.runs.b.rounds else "perturbed"
 
         for seed in track(range(RUNS), "running the reference perturbed"):
@@ -268,40 +268,40 @@ def _terms(a: Trace, key: Key) -> tuple[int, float]:
 def machine_epsilon(trace: Trace) -> float:
     """Return the machine epsilon of the precision that a whole model is in.
 
-    It is that of all parameters, or that in which every layer multiplies by a matrix, as under
-    autocast. A few coarse layers in the middle are no licence for the rest.
+    It is that of all layers that multiply by a matrix, of what they keep or, as under autocast, of
+    what they give. A few coarse layers in the middle are no licence for the rest.
     """
-    layers = trace.observation.layers.items()
-    kept = [p.dtype for _, layer in layers for p in layer.parameters.values()]
-    kept = kept or [str(trace.entries[key].dtype) for key in trace.of_role["", "outputs"]]
+    layers = trace.layers.items()
     products = [
-        trace.entries[key].dtype
+        name
         for name, layer in layers
         if any(len(p.shape) > 1 for p in layer.parameters.values())
         if any(trace.entries[k].dtype.is_floating_point for k in trace.of_role[name, "inputs"])
-        for key in trace.of_role[name, "activations"]
     ]
-    epsilons = [epsilon for dtype in kept if (epsilon := layer_epsilon(dtype))]
-    found = max(min(epsilons, default=0.0), min(map(layer_epsilon, products), default=0.0))
-    found = found or epsilon_of(torch.float32)
+    names = products or [name for name, layer in layers if layer.parameters] or [""]
+    found = min(_coarsest(trace, name) for name in names) or epsilon_of(torch.float32)
     on_cuda = any(
         p is not None and p.is_cuda for m in trace.modules.values() for p in m._parameters.values()
     )
     return max(found, product_epsilon("cuda", convolutions=True)) if on_cuda else found
 
 
+def _coarsest(trace: Trace, layer: str) -> float:
+    """Return the machine epsilon of a layer: of what it keeps or gives, the coarser."""
+    dtypes = kept_dtypes(trace, layer) | given_dtypes(trace, layer)
+    return max(map(layer_epsilon, dtypes), default=0.0)
+
+
 def layer_epsilons(runs: TwoRuns, whole: float) -> dict[str, float]:
     """Return the machine epsilon of each layer of the reference that is coarser than the whole.
 
-    It is that of its parameters on either side, or of what it gives in the reference. A candidate
-    that computes in less than it keeps its parameters in does something else.
+    A candidate that computes in less than it keeps its parameters in does something else.
     """
     found = {}
     for name in runs.a.layers:
         other = runs.alignment.to_candidate.get(name)
-        dtypes = {*kept_dtypes(runs.a, name), *given_dtypes(runs.a, name)}
-        dtypes |= set() if other is None else kept_dtypes(runs.b, other)
-        epsilon = max(map(layer_epsilon, dtypes), default=0.0)
+        kept = set() if other is None else kept_dtypes(runs.b, other)
+        epsilon = max([_coarsest(runs.a, name), *map(layer_epsilon, kept)])
         if epsilon > whole:
             found[name] = epsilon
     return found
