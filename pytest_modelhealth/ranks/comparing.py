@@ -12,14 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from pytest_modelhealth.ranks.evidence import (
-    Evidence,
-    Key,
-    Name,
-    Seen,
-    combined,
-    of_statistics,
-)
+from pytest_modelhealth.ranks.evidence import Evidence, Key, Name, Seen, combined, of_statistics
 from pytest_modelhealth.ranks.layout import NO_ENGINE
 from pytest_modelhealth.report import Finding, LayerRecord, LossCall, Observation
 from pytest_modelhealth.report.parts import named_ranks

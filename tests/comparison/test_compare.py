@@ -18,7 +18,7 @@ from corpus.models.paired import Gpt, Mlp, batch
 from corpus.pairs import BENIGN, CHANGES, HARMFUL, X, twins
 from pytest_modelhealth import Comparison, LayerNotFoundError, ModelHealthError, compare
 from pytest_modelhealth.alignment.result import Change
-from pytest_modelhealth.comparison.measures import measure
+from pytest_modelhealth.comparison.results import measure
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
