@@ -80,12 +80,11 @@ class Calibration:
     """The further runs of one inspection, merged over its batches."""
 
     def __init__(self) -> None:
-        self._perturbed: list[Observation] | None = None
-        self._failed = False
+        self._perturbed: list[Observation] | None = []  # ``None`` where a run failed
 
     def add(self, request: Request, base: Observation, run: Run = observed) -> None:
         """Run copies for one batch as it was run; a model that cannot be copied has no noise."""
-        if self._failed:
+        if self._perturbed is None:
             return
         epsilon = coarsest_epsilon(base)
         with warnings.catch_warnings():
@@ -96,20 +95,14 @@ class Calibration:
                     for seed in track(range(RUNS), "measuring noise")
                 ]
             except Exception:  # noqa: BLE001 - what the model itself raises, the run has raised
-                self._failed = True
+                self._perturbed = None
                 return
-        known = self._perturbed
-        self._perturbed = (
-            runs if known is None else [a.merge(b) for a, b in zip(known, runs, strict=True)]
-        )
+        merged = zip(self._perturbed, runs, strict=True) if self._perturbed else ()
+        self._perturbed = [a.merge(b) for a, b in merged] or runs
 
     def noise(self, base: Observation) -> Noises | None:
-        """Return how far each statistic of `base` is from the farthest of the further runs.
-
-        Returns:
-            ``None`` where that was not measured.
-        """
-        if self._failed or self._perturbed is None:
+        """Return how far each statistic of `base` is from the farthest run, if there were any."""
+        if not self._perturbed:
             return None
         losses = [one.loss for one in self._perturbed if one.loss is not None]
         moved = [abs(loss - base.loss) for loss in losses] if base.loss is not None else []

@@ -23,14 +23,8 @@ class Barrier:
     """What ranks settle with each other before they go on.
 
     Each comes to the same barriers in the same order, and says in a key of its own where it is. A
-    rank that fails between two says so at the next one.
-
-    Args:
-        store: the store of the default group, with a prefix of these ranks.
-        ranks: who takes part.
-        rank: who this is.
-        seconds: how long to wait for the others.
-        advice: what to do where a rank does not come, or comes from elsewhere.
+    rank that fails between two says so at the next one. The store is that of the default group with
+    a prefix of these ranks, the advice what to do where a rank does not come.
     """
 
     def __init__(

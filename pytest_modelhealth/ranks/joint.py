@@ -46,12 +46,8 @@ _known: dict[tuple[Any, Place], Joint] = {}
 def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
     """Return the ranks that inspect this model together; ``None`` where this one is alone.
 
-    Ranks that inspect together again are the same `Joint`, as long as the default group is.
-
-    Args:
-        model: the model.
-        everyone: whether all ranks share the batches of a model that nothing distributes.
-        seconds: how long to wait for the others.
+    Ranks that inspect together again are the same `Joint`, as long as the default group is; of a
+    model that nothing distributes, `everyone` shares the batches.
     """
     place = place_of(model, everyone)
     if place is None:
@@ -106,11 +102,8 @@ class Joint:
     def settled(self, own: Observation, over_batches: bool = False) -> Observation:
         """Return what all ranks end with: what each measured by itself is that of the first rank.
 
-        Ranks that have nothing more to tell each other do not meet.
-
-        Args:
-            own: what this one ends with.
-            over_batches: whether it is of batches, of which ranks may have had other numbers.
+        Ranks that have nothing more to tell each other do not meet; of batches they may have had
+        other numbers.
 
         Raises:
             InspectionError: another rank is not at its end.

@@ -81,12 +81,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def run(self, inputs: Inputs) -> Ran:
-        """Run a batch.
-
-        Raises:
-            InspectionError: the batch does not fill the model's inputs.
-            Exception: whatever the runtime raises.
-        """
+        """Run a batch; an `InspectionError` says that it does not fill the model's inputs."""
 
 
 class Call(NamedTuple):

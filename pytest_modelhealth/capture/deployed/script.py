@@ -85,12 +85,7 @@ class ScriptRuntime(Runtime):
         )
 
     def run(self, inputs: Inputs) -> Ran:
-        """Run a batch.
-
-        Raises:
-            InspectionError: the batch does not fill the inputs.
-            Exception: whatever the script raises.
-        """
+        """Run a batch; an `InspectionError` says that it does not fill the inputs."""
         given = _bound(self._script.forward.schema, inputs)
         run = _Run(self._shown)
         begin = [run.name_of(tensor) for tensor in find_tensors(given)]
@@ -173,11 +168,9 @@ class _Layers:
 
 
 class _Run:
-    """What one run showed.
+    """What one run showed: the operations that ran, in order, and what they took and made, by name.
 
-    Attributes:
-        operations: those that ran, in order.
-        values: what they took and made, by name; copies, as an operation may write to it later.
+    The values are copies, as an operation may write to them later.
     """
 
     def __init__(self, shown: Sequence[_Shown]) -> None:
