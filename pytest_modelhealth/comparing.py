@@ -18,8 +18,8 @@ from pytest_modelhealth.comparison.counterparts import (
     BACKWARD,
     is_adapted,
     link,
+    out_of_sight,
     with_calls,
-    with_folds,
 )
 from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.layer_differences import (
@@ -30,15 +30,7 @@ from pytest_modelhealth.comparison.layer_differences import (
     other_settings,
 )
 from pytest_modelhealth.comparison.results import FACTOR, Judge, TensorResult, machine_epsilon
-from pytest_modelhealth.comparison.runs import (
-    Side,
-    Trace,
-    TwoRuns,
-    candidate_side,
-    placement,
-    reference_side,
-    run,
-)
+from pytest_modelhealth.comparison.runs import Side, Trace, TwoRuns, placement, run, sides
 from pytest_modelhealth.errors import checked_call
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Status
@@ -90,7 +82,7 @@ def compare(
     """
     _FACTOR.validate(factor, "argument of compare")
     _MEMORY.validate(memory_budget, "argument of compare")
-    ours, theirs = reference_side(reference), candidate_side(candidate, reference)
+    ours, theirs = sides(reference, candidate)
     request = Request(reference, inputs, target, loss, backward)
     with TensorStore(memory_budget) as store:
         a = run(ours, request, store)
@@ -98,7 +90,7 @@ def compare(
         notes = list(_notes_on_runs(ours, theirs, a, b))
         is_blind = bool(b.observation.outputs_only) or not b.names_layers
         alignment = with_calls(align(a.layers, b.layers, is_blind=is_blind), a, b)
-        alignment = with_folds(alignment, a, b, store)
+        alignment = out_of_sight(alignment, a, b)
         runs = TwoRuns(a, b, alignment, store)
         if is_adapted(runs):
             notes.append(
@@ -264,14 +256,14 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
 
     - A tensor in another shape: another order of axes, or one step of a sequence at a time. Element
       by element such tensors tell nothing; the next tensor of the same shape tells.
-    - What a layer takes, where all it gives agrees, and the gradients that it passes on: a mask of
-      -1e9 for one of -inf, or scores that are shifted before a softmax.
+    - What a layer takes, where all it gives agrees: a mask of -1e9 for one of -inf, or scores that
+      are shifted before a softmax.
     - A gradient that was not seen at a layer without parameters, where the next one agrees.
     - The gradient of what a layer with others in it returns, where all other gradients agree. A
       tensor that is returned and read inside has both ways in its gradient, a copy of it one.
     """
     results = list(results)
-    found = set(_inputs_without_effect(results))
+    found = _inputs_without_effect(results)
     for backward in (False, True):
         waiting: list[TensorResult] = []
         for one in results:
@@ -295,28 +287,13 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
     return [one for one in results if one in found]
 
 
-def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
-    """Return the inputs that differ, of layers that give and pass on what they should."""
-    given: dict[str, list[TensorResult]] = defaultdict(list)
-    last: str | None = None
-    passed_on = set[str]()
-    for result in results:
-        layer, role = result.key.layer, result.key.role
-        if role != "inputs":
-            given[layer].append(result)
-        if role in BACKWARD:
-            if last is not None and last != layer and last not in passed_on:
-                given[last].append(result)  # what it passes on to the one before it
-                passed_on.add(last)
-            last = layer
-    right = {
-        layer
-        for layer, every in given.items()
-        if any(one.key.role == "activations" for one in every)
-        and not any(one.diverged for one in every)
-    }
-    inputs = [one for one in results if one.key.role == "inputs" and one.diverged]
-    return [one for one in inputs if one.key.layer in right]
+def _inputs_without_effect(results: list[TensorResult]) -> set[TensorResult]:
+    """Return the inputs that differ, of layers of which all else agrees."""
+    others = [one for one in results if one.key.role != "inputs"]
+    gives = {one.key.layer for one in others if one.key.role == "activations"}
+    gives -= {one.key.layer for one in others if one.diverged}
+    inputs = (one for one in results if one.key.role == "inputs" and one.diverged)
+    return {one for one in inputs if one.key.layer in gives}
 
 
 def are_one_function(results: list[TensorResult], a: Trace, b: Trace) -> bool:

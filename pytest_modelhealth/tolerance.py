@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
@@ -44,25 +43,34 @@ Run = Callable[[Request], Observation]
 
 
 def perturbed(
-    request: Request,
-    epsilon: float,
-    seed: int,
-    coarser: Mapping[str, float] | None = None,
+    request: Request, epsilon: float, seed: int, coarser: Mapping[str, float] | None = None
 ) -> Request:
     """Return a request for copies of the model and of the batch that rounding moved.
 
-    Args:
-        request: what was asked.
-        epsilon: the largest relative change.
-        seed: of the changes.
-        coarser: that of the parameters of single layers, by name.
+    Every element is multiplied by ``1 + u`` with ``|u|`` up to `epsilon`, of the parameters of
+    layers that are `coarser`, by name, up to another.
 
     Raises:
         InspectionError: the model cannot be copied.
     """
-    module = find_engine(request.model).module(request.model)
-    inputs = perturbed_batch(request.inputs, epsilon, seed)
-    return replace(request, model=perturbed_copy(module, epsilon, seed, coarser), inputs=inputs)
+    model = copied(find_engine(request.model).module(request.model))
+    own = {
+        id(parameter): other
+        for name, other in (coarser or {}).items()
+        for parameter in model.get_submodule(name).parameters(recurse=False)
+    }
+    batch = copied_batch(request.inputs)
+    leaves = [tensor for tensor in find_tensors(batch) if tensor.is_leaf]
+    for tensors, offset in ((State(model).leaves, 0), (leaves, 1_000_003)):
+        generator = torch.Generator().manual_seed(seed + offset)
+        for tensor in tensors:
+            is_real = tensor.is_floating_point() or tensor.is_complex()
+            if is_real and tensor.layout == torch.strided:
+                u = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+                u = u.mul_(2).sub_(1).mul_(own.get(id(tensor), epsilon)).add_(1)
+                wide = tensor.data.to(torch.promote_types(tensor.dtype, torch.float64))
+                tensor.data = (wide * u.to(tensor.device)).to(tensor.dtype)
+    return replace(request, model=model, inputs=batch)
 
 
 LOSS = ("", "loss", "")
@@ -72,12 +80,11 @@ class Calibration:
     """The further runs of one inspection, merged over its batches."""
 
     def __init__(self) -> None:
-        self._perturbed: list[Observation] | None = None
-        self._failed = False
+        self._perturbed: list[Observation] | None = []  # ``None`` where a run failed
 
     def add(self, request: Request, base: Observation, run: Run = observed) -> None:
         """Run copies for one batch as it was run; a model that cannot be copied has no noise."""
-        if self._failed:
+        if self._perturbed is None:
             return
         epsilon = coarsest_epsilon(base)
         with warnings.catch_warnings():
@@ -88,20 +95,14 @@ class Calibration:
                     for seed in track(range(RUNS), "measuring noise")
                 ]
             except Exception:  # noqa: BLE001 - what the model itself raises, the run has raised
-                self._failed = True
+                self._perturbed = None
                 return
-        known = self._perturbed
-        self._perturbed = (
-            runs if known is None else [a.merge(b) for a, b in zip(known, runs, strict=True)]
-        )
+        merged = zip(self._perturbed, runs, strict=True) if self._perturbed else ()
+        self._perturbed = [a.merge(b) for a, b in merged] or runs
 
     def noise(self, base: Observation) -> Noises | None:
-        """Return how far each statistic of `base` is from the farthest of the further runs.
-
-        Returns:
-            ``None`` where that was not measured.
-        """
-        if self._failed or self._perturbed is None:
+        """Return how far each statistic of `base` is from the farthest run, if there were any."""
+        if not self._perturbed:
             return None
         losses = [one.loss for one in self._perturbed if one.loss is not None]
         moved = [abs(loss - base.loss) for loss in losses] if base.loss is not None else []
@@ -184,44 +185,3 @@ def floor(epsilon: float, roundings: int) -> float:
     the standard deviation of one.
     """
     return epsilon * math.sqrt(max(roundings, 1)) / 8
-
-
-def perturbed_copy(
-    model: nn.Module, epsilon: float, seed: int, coarser: Mapping[str, float] | None = None
-) -> nn.Module:
-    """Return a copy whose every parameter element is multiplied by ``1 + u``, ``|u| <= epsilon``.
-
-    Of layers that are `coarser`, by their names, another epsilon is given.
-
-    Raises:
-        InspectionError: the model cannot be copied.
-    """
-    result = copied(model)
-    others = {
-        id(parameter): other
-        for name, other in (coarser or {}).items()
-        for parameter in result.get_submodule(name).parameters(recurse=False)
-    }
-    generator = torch.Generator().manual_seed(seed)
-    for leaf in State(result).leaves:
-        _perturb(leaf, others.get(id(leaf), epsilon), generator)
-    return result
-
-
-def perturbed_batch(batch: Any, epsilon: float, seed: int) -> Any:
-    """Return a copy of a batch, perturbed likewise."""
-    result = copied_batch(batch)
-    generator = torch.Generator().manual_seed(seed + 1_000_003)
-    for tensor in find_tensors(result):
-        if tensor.is_leaf:
-            _perturb(tensor, epsilon, generator)
-    return result
-
-
-def _perturb(tensor: Tensor, epsilon: float, generator: torch.Generator) -> None:
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout != torch.strided:
-        return
-    u = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
-    factor = u.mul_(epsilon).add_(1).to(tensor.device)
-    wide = tensor.data.to(torch.promote_types(tensor.dtype, torch.float64))
-    tensor.data = (wide * factor).to(tensor.dtype)

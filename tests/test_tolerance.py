@@ -18,8 +18,7 @@ from pytest_modelhealth.tolerance import (
     Calibration,
     coarsest_epsilon,
     epsilon_of,
-    perturbed_batch,
-    perturbed_copy,
+    perturbed,
     product_epsilon,
 )
 
@@ -36,7 +35,7 @@ def test_a_perturbed_copy_is_off_by_at_most_an_epsilon():
     """Each parameter moves by one rounding at most, most of them do, and the model stays."""
     original = model()
     before = copy.deepcopy(original.state_dict())
-    found = perturbed_copy(original, EPSILON, seed=0)
+    found = perturbed(Request(original, torch.ones(4, 8)), EPSILON, seed=0).model
     moved = 0
     for ours, theirs in zip(original.parameters(), found.parameters(), strict=True):
         relative = ((theirs - ours).double() / ours.double()).abs().nan_to_num()
@@ -50,7 +49,8 @@ def test_a_perturbed_copy_is_off_by_at_most_an_epsilon():
 def test_perturbations_differ_by_seed_and_repeat_for_one():
     """A seed gives one perturbation, of parameters and of the batch; whole numbers stay."""
     batch = {"x": torch.randn(4, 8), "ids": torch.arange(3)}
-    first, again, other = (perturbed_batch(batch, EPSILON, seed) for seed in (0, 0, 1))
+    asked = Request(model(), batch)
+    first, again, other = (perturbed(asked, EPSILON, seed).inputs for seed in (0, 0, 1))
     assert torch.equal(first["x"], again["x"])
     assert not torch.equal(first["x"], other["x"])
     assert torch.equal(first["ids"], batch["ids"])
@@ -99,7 +99,7 @@ def test_a_model_that_cannot_be_copied_is_refused_with_a_reason():
             raise TypeError("no copies, please")
 
     with pytest.raises(InspectionError, match=r"cannot be copied.*no copies, please"):
-        perturbed_copy(Uncopyable(2, 2), EPSILON, 0)
+        perturbed(Request(Uncopyable(2, 2), torch.ones(2)), EPSILON, 0)
 
 
 def test_products_are_as_coarse_as_torch_was_told():

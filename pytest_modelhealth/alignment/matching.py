@@ -8,12 +8,13 @@ rename nor a shift of all numbers in a `Sequential` tears the models apart.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, takewhile
 
 from pytest_modelhealth.alignment.result import (
     Alignment,
@@ -43,12 +44,10 @@ def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Al
         a.taken = b.taken = {name: name for name in reference}
     else:
         _match(a, b)
-    pairs = _pairs(a, b)
+    pairs = _with_folds(_pairs(a, b), a, b)
     if is_blind:
         unseen = Reason("unseen", is_all=True)
-        pairs = [pair if pair.aligned else replace(pair, reason=unseen) for pair in pairs]
-    else:
-        pairs = _with_folds(pairs, a, b)
+        pairs = [p if p.aligned or p.is_folded else replace(p, reason=unseen) for p in pairs]
     return Alignment(tuple(pairs), reference, candidate)
 
 
@@ -346,17 +345,40 @@ def _pairs(a: _Side, b: _Side) -> list[Pair]:
 
 
 def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
-    """Return the pairs with the reason where a batch norm was folded into the layer before it."""
+    """Return the pairs with the reason where layers were taken over by the one before them.
+
+    A fused layer gives what the last of a chain gave: a convolution, batch norm and activation in
+    one. The chain is what the reference computed one after the other, and what the candidate has no
+    layer for any more. Of the outputs along it, the candidate's is the nearest.
+    """
     place = {pair.reference: index for index, pair in enumerate(pairs)}
-    for host_name, name in pairwise(a.leaves):
-        norm, host = pairs[place[name]], pairs[place[host_name]]
-        if host.candidate is None or "BatchNorm" not in a.layers[name].type_name:
+
+    def is_gone(name: str) -> bool:
+        other = pairs[place[name]].candidate
+        return other is None or (is_inert(b.layers[other]) and not is_inert(a.layers[name]))
+
+    for at, name in enumerate(a.leaves):
+        host = pairs[place[name]]
+        chain = [name, *takewhile(is_gone, islice(a.leaves, at + 1, None))]
+        if host.candidate is None or host.reason is not None or len(chain) == 1:
             continue
-        x, y = a.layers[host_name], b.layers[host.candidate]
-        ours, theirs = (sorted(p.rms for p in one.parameters.values()) for one in (x, y))
-        is_other = fingerprints(x) != fingerprints(y) or ours != theirs  # be it in the last digits
-        if is_other and (norm.candidate is None or is_inert(b.layers[norm.candidate])):
-            fold = Reason("folded", host.candidate, (name,))
-            pairs[place[host_name]] = replace(host, reason=fold)
-            pairs[place[name]] = replace(norm, reason=fold)
+        x, y = a.layers[name], b.layers[host.candidate]
+        distances = [_distance(a.layers[one], y) for one in chain]
+        parts = chain[1 : distances.index(min(distances)) + 1]
+        rms = [[p.rms for p in one.parameters.values()] for one in (x, y)]
+        # with the weights that it had, it has taken over none of another layer
+        if parts and not (rms[0] == rms[1] and a.layers[parts[0]].parameters):
+            fold = Reason("folded", host.candidate, tuple(parts))
+            for one in (name, *parts):
+                pairs[place[one]] = replace(pairs[place[one]], reason=fold)
     return pairs
+
+
+def _distance(x: LayerRecord, y: LayerRecord) -> float:
+    """Return how far the outputs of two layers are apart, by what is known of their values."""
+    ours, theirs = x.activations, y.activations
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return math.inf
+    return math.hypot(
+        *(getattr(ours, n) - getattr(theirs, n) for n in ("mean", "std", "min", "max"))
+    )

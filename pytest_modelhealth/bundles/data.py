@@ -28,17 +28,13 @@ _FORMAT = "pytest-modelhealth inspection 6"
 _PLAIN = (type(None), bool, int, float, str, torch.Size, torch.dtype, torch.device)
 _SHOWN = 3
 
-Missing = dict[str, str]
-"""What is not in a bundle: by its path, ``"inputs['graph']"``, its type."""
+Missing = dict[str, str]  # what is not in a bundle: by its path, ``"inputs['graph']"``, its type
 
 
 def pack(value: Any, path: str, missing: Missing) -> Any:
     """Return a value as what ``torch.load(weights_only=True)`` reads: a copy in plain containers.
 
-    Args:
-        value: a batch, or the state of random generators.
-        path: where it stands.
-        missing: gets what is no data.
+    What is no data is `missing`, by the path where it stands.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -63,14 +59,7 @@ def pack(value: Any, path: str, missing: Missing) -> Any:
 
 
 def unpack(data: Any, own: Any, path: str, missing: Missing) -> Any:
-    """Return what was packed, in the types of the test's own value.
-
-    Args:
-        data: as `pack` returned it.
-        own: what the test has in its place; it stands where nothing was packed.
-        path: where it stood.
-        missing: what was no data.
-    """
+    """Return what was packed, in the types of the test's own value; that stands for the missing."""
     if path in missing:
         return own
     if isinstance(data, Tensor):

@@ -29,11 +29,7 @@ _SHOWN = 3
 
 
 class Recording:
-    """What an inspection that is about to run runs on. It holds model and batch.
-
-    Attributes:
-        wrote: whether the run wrote to its batch or to parameters.
-    """
+    """What an inspection that is about to run runs on. It holds model and batch."""
 
     def __init__(
         self, inspector: Inspector, args: tuple[Any, ...], options: Mapping[str, Any]
@@ -44,7 +40,7 @@ class Recording:
         self._random = random_state()
         self._before = self._versions(list(self._model.parameters()))
         self._after: list[Any] = []
-        self.wrote = False
+        self.wrote = False  # whether the run wrote to its batch or to parameters
 
     def _versions(self, tensors: list[Tensor]) -> list[Any]:
         tensors = tensors + find_tensors(self._batch)
@@ -65,11 +61,6 @@ class Recording:
 
     def save(self, path: Path, report: HealthReport, test: Mapping[str, Any]) -> Missing:
         """Write a bundle, and return what is not in it.
-
-        Args:
-            path: the file.
-            report: what the run showed.
-            test: the ``id`` of the test, and the ``number`` of the inspection among its own.
 
         Raises:
             OSError: it cannot be written.

@@ -1,18 +1,14 @@
 """Which call, and which tensor, of the candidate stands beside which of the reference.
 
-What two runs tell of an alignment beyond its layers comes first: which call is which, and what was
-folded. An activation may be one module called several times, several modules, or functions. So such
-calls are aligned by their place in the flow: by the layers with parameters whose values come to
-them. A fused layer gives what the last of a chain gave: a convolution, batch norm and activation in
-one. The chain is what the reference computed one after the other, and what the candidate has no
-layer for any more. Of the outputs along it, the candidate's is the nearest.
+What two runs tell of an alignment beyond its layers comes first: which call is which. An activation
+may be one module called several times, several modules, or functions. So such calls are aligned by
+their place in the flow: by the layers with parameters whose values come to them.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -24,7 +20,6 @@ from pytest_modelhealth.alignment.result import (
     Reason,
     fingerprint,
     fingerprints,
-    is_inert,
     kind,
     order,
 )
@@ -33,7 +28,6 @@ from pytest_modelhealth.comparison.runs import Key, Trace, TwoRuns
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Flow, LayerRecord, Status
 from pytest_modelhealth.report.flow.graph import Kind
-from pytest_modelhealth.settings.setting import ancestors
 
 CallKey = tuple[str, int]  # a layer and which of its calls, from 0
 
@@ -136,77 +130,23 @@ def _joined(sets: Set[frozenset[object]]) -> frozenset[object]:
     return next(iter(sets)) if len(sets) == 1 else frozenset[object]().union(*sets)
 
 
-def with_folds(alignment: Alignment, a: Trace, b: Trace, store: TensorStore) -> Alignment:
-    """Return an alignment that says which layers were taken over by the one before them."""
-    holders = {above for name in a.layers for above in ancestors(name)}
-    takers: dict[int, dict[str, None]] = defaultdict(dict)
-    for key, entry in a.entries.items():
-        if key.role == "inputs" and key.layer not in holders:
-            takers[entry.slot][key.layer] = None
-    reasons: dict[str | None, Reason] = dict(_out_of_sight(alignment, a, b))
-    for pair, x, y in alignment.aligned:
-        known = pair.folded_in
-        if x.name in holders or pair.is_folded or (pair.reason is not None and not known):
-            continue
-        chain = [x.name, *known]
-        chain += _gone_after(chain[-1], takers, alignment, a, b)
-        choices = chain[len(known) :]
-        if len(choices) > 1:
-            distances = [_distance(name, y.name, a, b, store) for name in choices]
-            best = distances.index(min(distances))
-            if best:  # more was taken over than was known
-                fold = Reason("folded", y.name, tuple(chain[1 : len(known) + best + 1]))
-                reasons |= dict.fromkeys((x.name, *fold.parts), fold)
-    pairs = (replace(p, reason=reasons.get(p.reference, p.reason)) for p in alignment.pairs)
-    return replace(alignment, pairs=tuple(pairs))
-
-
-def _gone_after(
-    name: str, takers: Mapping[int, Iterable[str]], alignment: Alignment, a: Trace, b: Trace
-) -> Iterator[str]:
-    """Yield the layers of the reference in a row that are not in the candidate."""
-    while True:
-        slots = [a.entries[key].slot for key in a.of_role[name, "activations"]]
-        after = {taker for slot in slots for taker in takers.get(slot, ())} - {name}
-        if len(after) != 1:
-            return
-        (name,) = after
-        pair = alignment.by_reference[name]
-        is_gone = pair.candidate is None or (
-            is_inert(b.layers[pair.candidate]) and not is_inert(a.layers[name])
-        )
-        if not is_gone or (pair.reason is not None and pair.reason.word != "unseen"):
-            return
-        yield name
-
-
-def _distance(ours: str, theirs: str, a: Trace, b: Trace, store: TensorStore) -> float:
-    """Return the squared error of a layer's outputs; infinity where the shapes differ."""
-    left = [a.entries[key] for key in a.of_role[ours, "activations"]]
-    right = [b.entries[key] for key in b.of_role[theirs, "activations"]]
-    if not left or [x.shape for x in left] != [y.shape for y in right]:
-        return math.inf
-    errors = (
-        store[y.slot].double() - store[x.slot].double() for x, y in zip(left, right, strict=True)
-    )
-    return sum(float(one[one.isfinite()].square().sum()) for one in errors)
-
-
-def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[str, Reason]]:
-    """Yield the functions of the reference that may well run in the candidate, unseen.
+def out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> Alignment:
+    """Return an alignment that says which functions may well run in the candidate, unseen.
 
     In scripts and compiled code none is seen, inside a transform of `torch.func` each is seen
     once for all samples, and where a value is rounded to few bits, its ends cut off what is
     outside as a ReLU does.
     """
     kinds = {kind(y) for y in b.layers.values() if y.status is Status.UNSUPPORTED}
-    if b.rounds:
-        kinds |= having("hinge", "clamp")
+    kinds |= having("hinge", "clamp") if b.rounds else set()
+    pairs = []
     for pair in alignment.pairs:
         if pair.reference is not None and pair.candidate is None and pair.reason is None:
             layer = a.layers[pair.reference]
-            if layer.functional and (not b.shows_functions or kind(layer) in kinds):
-                yield layer.name, Reason("unseen")
+            if layer.functional and (not b.engine.shows_functions or kind(layer) in kinds):
+                pair = replace(pair, reason=Reason("unseen"))
+        pairs.append(pair)
+    return replace(alignment, pairs=tuple(pairs))
 
 
 FLOWING = ("inputs", "activations", "gradients")

@@ -54,7 +54,7 @@ class Search:
             return self.begun_by(forward)
         a, b = self.a, self.b
         counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
-        same = b.is_flat or container(a.output) == container(b.output)
+        same = b.engine.flat_outputs or container(a.output) == container(b.output)
         if counts[0] != counts[1] or not same:
             story = f"the reference returns {a.output}, the candidate {b.output}"
             first = next((one for one in self.results if one.key.role == "outputs"), None)
@@ -150,7 +150,7 @@ class Search:
     def _shows_inputs(self, pair: Pair) -> bool:
         """Whether what a layer is given is known of the candidate: in compiled code it is not."""
         known = self.a.of_role[pair.reference or "", "inputs"]
-        return not (self.b.in_torch and known) or bool(
+        return not (self.b.engine.runs_in_torch and known) or bool(
             self.b.of_role[pair.candidate or "", "inputs"]
         )
 
@@ -161,7 +161,7 @@ class Search:
             return story
         if self.a.of_role[name, "inputs"]:
             is_linked = any(one.key[:2] == (name, "inputs") for one in self.results)
-            return f"same input, {story}" if is_linked or self.b.in_torch else story
+            return f"same input, {story}" if is_linked or self.b.engine.runs_in_torch else story
         return story if self.of_snapshots else f"no input, {story}"
 
     def _between(self, first: TensorResult, around: str, seen: str) -> Divergence:

@@ -120,14 +120,15 @@ def _difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float, may_tur
             return ""
         if x.numel() != y.numel():
             return f"{name} has shape {tuple(y.shape)}, was {tuple(x.shape)}"
+        # a quantised weight is at most half a step from what it was
+        steps = (torch.zeros(()) if distance is None else distance.cpu()).expand(y.shape)
         if x.shape != y.shape:
-            y = y.T if x.ndim == 2 and x.shape == y.shape[::-1] else y.reshape(x.shape)
+            turns = x.ndim == 2 and x.shape == y.shape[::-1]
+            y, steps = (one.T if turns else one.reshape(x.shape) for one in (y, steps))
         slack = max(epsilon, SAME * epsilon_of(x.dtype), epsilon_of(y.dtype))
         wide = torch.complex128 if x.is_complex() else torch.float64
         rounded, x, y = x.to(y.dtype).to(wide), x.to(wide), y.to(wide)
-        allowed = slack * x.abs().clamp_min(float(x.abs().square().mean().sqrt()))
-        if distance is not None:
-            allowed = allowed + HALF * fitted(distance, theirs, x)
+        allowed = slack * x.abs().clamp_min(float(x.abs().square().mean().sqrt())) + HALF * steps
         apart = ((x - y).abs() > allowed) & (rounded != y)
         apart |= x.isnan() != y.isnan()
         count = int(apart.sum())
@@ -143,17 +144,6 @@ def _difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float, may_tur
             f"{name} differs in {count:,} of {x.numel():,} values: "
             f"{name}{at} is {y[place].item() + 0:.6g}, was {x[place].item() + 0:.6g}"
         )
-
-
-def fitted(distance: Tensor, found: Tensor, own: Tensor) -> Tensor:
-    """Return the steps of a weight in the shape of the reference's."""
-    if found.shape == own.shape:
-        return distance
-    if found.ndim == own.ndim == 2 and found.shape == own.shape[::-1]:
-        return distance.expand(found.shape).T
-    if found.numel() == own.numel():
-        return distance.expand(found.shape).reshape(own.shape)
-    return distance.max()
 
 
 def folded_parameters(pair: Pair, reference: Modules) -> Mapping[str, Tensor] | None:
@@ -215,9 +205,8 @@ _DIMENSIONS = {"dim", "start_dim", "end_dim"}  # settings that may count from th
 def are_known(pair: Pair, runs: TwoRuns) -> bool:
     """Whether the settings of both layers are attributes, which they are where own code runs."""
     for side, name in ((runs.a, pair.reference), (runs.b, pair.candidate)):
-        module = side.modules.get(name or "") or side.modules.get(
-            ""
-        )  # of a function that of its model
+        # of a function that of its model
+        module = side.modules.get(name or "") or side.modules.get("")
         # scripted, exported or of ONNX: a graph runs in place of a module's own code
         is_script = module is None or isinstance(module, torch.jit.ScriptModule)
         if is_script or not {"_ty", "graph"}.isdisjoint(vars(module)):

@@ -1,4 +1,6 @@
-"""Whether a difference is more than rounding explains: cheap tests first, further runs if need be.
+"""How far two tensors are apart, and whether by more than rounding explains.
+
+Cheap tests come first, further runs if need be:
 
 1. Equal elements need no tolerance.
 2. A difference within the floor, of epsilon and depth, needs no run.
@@ -14,22 +16,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture import Request
-from pytest_modelhealth.comparison.counterparts import (
-    BACKWARD,
-    FLOWING,
-    Link,
-    missing_gradients,
-)
-from pytest_modelhealth.comparison.layer_differences import (
-    given_dtypes,
-    kept_dtypes,
-    layer_epsilon,
-)
-from pytest_modelhealth.comparison.measures import Difference, gap, measure
+from pytest_modelhealth.comparison.counterparts import BACKWARD, FLOWING, Link, missing_gradients
+from pytest_modelhealth.comparison.layer_differences import given_dtypes, kept_dtypes, layer_epsilon
 from pytest_modelhealth.comparison.runs import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.statistics.dense import dense_values
@@ -43,6 +36,8 @@ from pytest_modelhealth.tolerance import (
     product_epsilon,
 )
 
+CHUNK = 1 << 20  # elements that are brought to float64 at a time
+
 FACTOR = 10.0  # how many times the natural noise a difference may be
 
 SETTLED = 5.0
@@ -55,6 +50,96 @@ half a step of a range of eight deviations, by the root mean square."""
 Size = tuple[float, float]  # an L2 norm, and the largest magnitude of an element
 
 NONE: Size = (0.0, 0.0)
+
+
+@dataclass
+class Difference:
+    """What separates a tensor of the candidate from the reference's, element by element.
+
+    Norms and errors are of the elements that are finite on both sides, computed in float64.
+    """
+
+    count: int  # number of elements
+    unequal: int = 0  # how many are not equal; two NaNs are equal, and so are two equal infinities
+    nan_reference: int = 0  # NaNs in the reference only
+    nan_candidate: int = 0  # NaNs in the candidate only
+    nan_both: int = 0  # NaNs on both sides
+    other_infinities: int = 0  # elements that are infinite on one side, or with another sign
+    max_abs: float = 0.0  # largest absolute error
+    abs_max: float = 0.0  # largest magnitude in the reference
+    error_squares: float = 0.0  # sum of the squared errors
+    squares: float = 0.0  # sum of the reference's squares
+    # index of the largest absolute error, or of the first element that is NaN or infinite on one
+    # side only
+    at: tuple[int, ...] | None = None
+    expected: float = math.nan  # the reference's value there
+    found: float = math.nan  # the candidate's value there
+
+    @property
+    def error_norm(self) -> float:
+        """L2 norm of the error."""
+        return math.sqrt(self.error_squares)
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of the reference."""
+        return math.sqrt(self.squares)
+
+    @property
+    def nonfinite(self) -> int:
+        """Elements that are NaN or infinite on one side only."""
+        return self.nan_reference + self.nan_candidate + self.other_infinities
+
+    @property
+    def relative_l2(self) -> float:
+        """L2 norm of the error by that of the reference."""
+        if not self.error_norm:
+            return 0.0
+        return self.error_norm / self.norm if self.norm else math.inf
+
+
+def measure(reference: Tensor, candidate: Tensor) -> Difference:
+    """Return what separates two real, strided tensors of one shape."""
+    sums = Difference(reference.numel())
+    if reference.dtype == candidate.dtype and torch.equal(reference, candidate):
+        return sums  # most are, and none is copied
+    flat, other = reference.reshape(-1), candidate.reshape(-1)
+    place = odd_place = None
+    for start in range(0, flat.numel(), CHUNK):
+        largest, odd = _add(sums, flat[start : start + CHUNK], other[start : start + CHUNK])
+        place = start + largest if largest is not None else place
+        odd_place = start + odd if odd is not None and odd_place is None else odd_place
+    place = odd_place if odd_place is not None else place
+    if place is not None:
+        sums.at = tuple(map(int, np.unravel_index(place, reference.shape)))
+        sums.expected, sums.found = float(flat[place]), float(other[place])
+    return sums
+
+
+def _add(sums: Difference, reference: Tensor, candidate: Tensor) -> tuple[int | None, int | None]:
+    """Add the elements of a chunk; return where its error is the largest yet, or not finite."""
+    a, b = reference.double(), candidate.double()
+    error, odd = b - a, None
+    if not math.isfinite(float(error @ error)):  # else all elements are finite
+        nan_a, nan_b, same = a.isnan(), b.isnan(), a == b
+        finite = a.isfinite() & b.isfinite()
+        apart = ~(finite | same | (nan_a & nan_b))
+        sums.nan_both += int((nan_a & nan_b).sum())
+        sums.nan_reference += int((nan_a & ~nan_b).sum())
+        sums.nan_candidate += int((nan_b & ~nan_a).sum())
+        sums.other_infinities += int((apart & ~nan_a & ~nan_b).sum())
+        sums.unequal += int(apart.sum())
+        odd = int(apart.int().argmax()) if bool(apart.any()) else None
+        a, error = (torch.where(finite, one, 0.0) for one in (a, error))
+    sums.unequal += int(error.count_nonzero())
+    sums.error_squares += float(error @ error)
+    sums.squares += float(a @ a)
+    error = error.abs_()
+    largest = float(error.amax())
+    place = int(error.argmax()) if largest > sums.max_abs else None
+    sums.max_abs = max(sums.max_abs, largest)
+    sums.abs_max = max(sums.abs_max, float(a.abs().max()))
+    return place, odd
 
 
 @dataclass(eq=False)
@@ -126,11 +211,7 @@ class TensorResult:
 class Judge:
     """Tells of each linked tensor whether it differs by more than rounding explains.
 
-    Args:
-        runs: both runs.
-        request: asks for a run of the reference's module: batch, target, loss and backward.
-        factor: how many times the noise a difference may be.
-        epsilons: machine epsilon of the reference and of the candidate.
+    The request asks for a run of the reference's module; of both models it is told the epsilons.
     """
 
     def __init__(
@@ -225,8 +306,8 @@ class Judge:
             for one in by_key.get(key, ()):
                 expected = self.runs.store[self.runs.a.entries[key].slot]
                 if seen.shape == expected.shape:
-                    norm, largest = gap(expected, seen)
-                    one.moved = max(one.moved[0], norm), max(one.moved[1], largest)
+                    off = measure(expected, seen)
+                    one.moved = max(one.moved[0], off.error_norm), max(one.moved[1], off.max_abs)
                     one.measured_by = "quantised" if self.runs.b.rounds else "perturbed"
 
         for seed in track(range(RUNS), "running the reference perturbed"):
@@ -268,40 +349,40 @@ def _terms(a: Trace, key: Key) -> tuple[int, float]:
 def machine_epsilon(trace: Trace) -> float:
     """Return the machine epsilon of the precision that a whole model is in.
 
-    It is that of all parameters, or that in which every layer multiplies by a matrix, as under
-    autocast. A few coarse layers in the middle are no licence for the rest.
+    It is that of all layers that multiply by a matrix, of what they keep or, as under autocast, of
+    what they give. A few coarse layers in the middle are no licence for the rest.
     """
-    layers = trace.observation.layers.items()
-    kept = [p.dtype for _, layer in layers for p in layer.parameters.values()]
-    kept = kept or [str(trace.entries[key].dtype) for key in trace.of_role["", "outputs"]]
+    layers = trace.layers.items()
     products = [
-        trace.entries[key].dtype
+        name
         for name, layer in layers
         if any(len(p.shape) > 1 for p in layer.parameters.values())
         if any(trace.entries[k].dtype.is_floating_point for k in trace.of_role[name, "inputs"])
-        for key in trace.of_role[name, "activations"]
     ]
-    epsilons = [epsilon for dtype in kept if (epsilon := layer_epsilon(dtype))]
-    found = max(min(epsilons, default=0.0), min(map(layer_epsilon, products), default=0.0))
-    found = found or epsilon_of(torch.float32)
+    names = products or [name for name, layer in layers if layer.parameters] or [""]
+    found = min(_coarsest(trace, name) for name in names) or epsilon_of(torch.float32)
     on_cuda = any(
         p is not None and p.is_cuda for m in trace.modules.values() for p in m._parameters.values()
     )
     return max(found, product_epsilon("cuda", convolutions=True)) if on_cuda else found
 
 
+def _coarsest(trace: Trace, layer: str) -> float:
+    """Return the machine epsilon of a layer: of what it keeps or gives, the coarser."""
+    dtypes = kept_dtypes(trace, layer) | given_dtypes(trace, layer)
+    return max(map(layer_epsilon, dtypes), default=0.0)
+
+
 def layer_epsilons(runs: TwoRuns, whole: float) -> dict[str, float]:
     """Return the machine epsilon of each layer of the reference that is coarser than the whole.
 
-    It is that of its parameters on either side, or of what it gives in the reference. A candidate
-    that computes in less than it keeps its parameters in does something else.
+    A candidate that computes in less than it keeps its parameters in does something else.
     """
     found = {}
     for name in runs.a.layers:
         other = runs.alignment.to_candidate.get(name)
-        dtypes = {*kept_dtypes(runs.a, name), *given_dtypes(runs.a, name)}
-        dtypes |= set() if other is None else kept_dtypes(runs.b, other)
-        epsilon = max(map(layer_epsilon, dtypes), default=0.0)
+        kept = set() if other is None else kept_dtypes(runs.b, other)
+        epsilon = max([_coarsest(runs.a, name), *map(layer_epsilon, kept)])
         if epsilon > whole:
             found[name] = epsilon
     return found

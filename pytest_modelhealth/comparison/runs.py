@@ -30,13 +30,8 @@ from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.company import has_process_group
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.layers import (
-    is_quantised as is_quantised_module,
-)
-from pytest_modelhealth.layers import (
-    named_modules,
-    own_parameters,
-)
+from pytest_modelhealth.layers import is_quantised as is_quantised_module
+from pytest_modelhealth.layers import named_modules, own_parameters
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
 from pytest_modelhealth.statistics.dense import dense_values, is_quantised
@@ -71,10 +66,7 @@ class Trace:
     entries: dict[Key, KeptTensor]  # the tensors, by their names
     output: str = ""  # how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``
     modules: Modules = field(default_factory=dict)  # the modules by name, of a model that is there
-    # whether the tensors of the output stand in a row, however the model nested them
-    is_flat: bool = False
-    shows_functions: bool = True  # whether functions that a forward calls are seen as layers
-    in_torch: bool = True  # whether torch computed it
+    engine: Engine | type[Engine] = Engine  # what ran it
     rounds: bool = False  # whether its layers compute with quantised numbers
     names_layers: bool = True  # whether its layers have the names of the model that it was made of
 
@@ -240,30 +232,21 @@ class Side:
         return bool(parameters) and not any(p.requires_grad for p in parameters)
 
 
-def reference_side(model: Any) -> Side:
-    """Return the reference, which must be a model.
+def sides(reference: Any, candidate: Any) -> tuple[Side, Side]:
+    """Return the two models; a `state_dict` is loaded into a copy of the reference.
 
     Raises:
-        InspectionError: it is none.
+        InspectionError: one is nothing that can be run, or the `state_dict` does not fit.
     """
-    side = None if isinstance(model, Mapping) else _side(model, "reference")
-    if side is None or not side.engine.runs_in_torch:
+    ours = None if isinstance(reference, Mapping) else _side(reference, "reference")
+    if ours is None or not ours.engine.runs_in_torch:
         raise InspectionError(
-            f"the reference is a {type(model).__name__}: it must be a model that runs in PyTorch; "
-            "a state_dict, an ONNX model, a frozen script or a compiled package can only be the "
-            "candidate"
+            f"the reference is a {type(reference).__name__}: it must be a model that runs in "
+            "PyTorch; a state_dict, an ONNX model, a frozen script or a compiled package can only "
+            "be the candidate"
         )
-    return side
-
-
-def candidate_side(candidate: Any, reference: Any) -> Side:
-    """Return the candidate: a model, a `state_dict` for a copy of the reference, or ONNX.
-
-    Raises:
-        InspectionError: it is nothing of these, or the `state_dict` does not fit the reference.
-    """
     if not isinstance(candidate, Mapping):
-        return _side(candidate, "candidate")
+        return ours, _side(candidate, "candidate")
     if not isinstance(reference, nn.Module):
         raise InspectionError(
             "a state_dict is loaded into a copy of the reference, which must be a torch.nn.Module, "
@@ -276,7 +259,7 @@ def candidate_side(candidate: Any, reference: Any) -> Side:
         message = f"the state_dict does not fit the reference: {error}"
         raise InspectionError(message) from None
     note = f"a copy of the reference with the {len(candidate)} tensors of the state_dict"
-    return Side(loaded, "candidate", find_engine(loaded), note)
+    return ours, Side(loaded, "candidate", find_engine(loaded), note)
 
 
 def _side(model: Any, name: str) -> Side:
@@ -326,17 +309,14 @@ def run(
         raise InspectionError(
             f"could not keep what the {side.name} computes: {observation.errors[0]}"
         )
-    engine = side.engine
     return Trace(
         observation,
         keeper.entries,
         keeper.output,
         side.modules,
-        is_flat=engine.flat_outputs,
-        shows_functions=engine.shows_functions,
-        in_torch=engine.runs_in_torch,
+        side.engine,
         rounds=side.quantised,
-        names_layers=engine.runs_in_torch or side.model.program.names_layers,
+        names_layers=side.engine.runs_in_torch or side.model.program.names_layers,
     )
 
 

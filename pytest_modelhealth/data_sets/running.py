@@ -22,11 +22,6 @@ from pytest_modelhealth.report import Extreme, Observation, Part
 def require_batches(batches: object, method: str, most: int | None = None) -> None:
     """Do nothing if these may be batches; warn of rows of a tensor.
 
-    Args:
-        batches: what was given.
-        method: the method it was given to.
-        most: at how many the method stops.
-
     Raises:
         InspectionError: they are none; the message says what makes some.
     """

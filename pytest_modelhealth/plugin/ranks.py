@@ -26,8 +26,7 @@ class Wanted(NamedTuple):
     seconds: float
 
 
-WANTED = pytest.StashKey[Wanted]()
-"""What the mark of a test asks for."""
+WANTED = pytest.StashKey[Wanted]()  # what the mark of a test asks for
 
 _WRONG = pytest.StashKey[str]()
 

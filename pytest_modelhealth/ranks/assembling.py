@@ -39,10 +39,6 @@ def assembled(place: Place, ranks: Sequence[Seen]) -> Observation:
     are divided by the number of ranks that share the batch out, as their losses are averaged: so
     all numbers are those of one process that has the whole batch. Each rank puts it together in the
     order of the ranks: so all have the same, to the last bit.
-
-    Args:
-        place: who took part.
-        ranks: what each saw, in order.
     """
     joint = merged([_counted_once(one) for one in ranks], over="ranks")
     first = ranks[0].observation

@@ -16,22 +16,15 @@ from typing import Any
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report.parts import named_ranks
 
-_PAUSES = (0.0005, 0.02)
-"""Seconds between two looks of a rank that waits, at first and later."""
+_PAUSES = (0.0005, 0.02)  # seconds between two looks of a rank that waits, at first and later
 
 
 class Barrier:
     """What ranks settle with each other before they go on.
 
     Each comes to the same barriers in the same order, and says in a key of its own where it is. A
-    rank that fails between two says so at the next one.
-
-    Args:
-        store: the store of the default group, with a prefix of these ranks.
-        ranks: who takes part.
-        rank: who this is.
-        seconds: how long to wait for the others.
-        advice: what to do where a rank does not come, or comes from elsewhere.
+    rank that fails between two says so at the next one. The store is that of the default group with
+    a prefix of these ranks, the advice what to do where a rank does not come.
     """
 
     def __init__(
@@ -39,15 +32,11 @@ class Barrier:
     ) -> None:
         self._store, self._ranks, self._rank = store, tuple(ranks), rank
         self.seconds, self._advice = seconds, advice
-        self.failed = False
-        """Whether the last one ended in an error, which all ranks know of."""
+        self.failed = False  # whether the last one ended in an error, which all ranks know of
         self._number = 0
 
     def wait(self, where: str) -> None:
         """Wait for all, and go on where all came to the same.
-
-        Args:
-            where: what all are before, for people: ``"the run"``.
 
         Raises:
             InspectionError: a rank failed, did not come in time, or came to something else.

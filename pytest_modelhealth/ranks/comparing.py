@@ -12,14 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from pytest_modelhealth.ranks.evidence import (
-    Evidence,
-    Key,
-    Name,
-    Seen,
-    combined,
-    of_statistics,
-)
+from pytest_modelhealth.ranks.evidence import Evidence, Key, Name, Seen, combined, of_statistics
 from pytest_modelhealth.ranks.layout import NO_ENGINE
 from pytest_modelhealth.report import Finding, LayerRecord, LossCall, Observation
 from pytest_modelhealth.report.parts import named_ranks
@@ -31,17 +24,11 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Gathered:
-    """All records, and what this rank has of its own.
+    """All records, and what this rank has of its own."""
 
-    Args:
-        seen: what each rank saw and noted, in order of ranks.
-        own: what this rank noted, by which layers and tensors have their names.
-        joint: what all saw, put together.
-    """
-
-    seen: Mapping[int, Seen]
-    own: Evidence
-    joint: Observation
+    seen: Mapping[int, Seen]  # what each rank saw and noted, in order of ranks
+    own: Evidence  # what this rank noted, by which layers and tensors have their names
+    joint: Observation  # what all saw, put together
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return layers once each, in execution order."""
@@ -72,13 +59,7 @@ class Gathered:
 
 
 def disagreements(evidence: Evidence, seen: Iterable[Seen], joint: Observation) -> Observation:
-    """Return the joint observation with where ranks disagree, the same on every rank.
-
-    Args:
-        evidence: what this rank noted.
-        seen: what each rank saw and noted.
-        joint: what all saw, put together.
-    """
+    """Return the joint observation with where ranks disagree, the same on every rank."""
     of = Gathered({one.rank: one for one in seen}, evidence, joint)
     found = {
         check: [replace(one, check=check, role=one.role or role) for one in compare(of)]

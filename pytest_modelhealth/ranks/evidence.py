@@ -22,43 +22,31 @@ from pytest_modelhealth.ranks.layout import Place, Wrapped
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import TensorStatistics, UnsupportedTensorError, reduce
 
-Name = tuple[str, str]
-"""A parameter: its layer and its own name."""
+Name = tuple[str, str]  # a parameter: its layer and its own name
 
-Key = tuple[str, str, str]
-"""Layer, role and own name of a tensor."""
+Key = tuple[str, str, str]  # layer, role and own name of a tensor
 
-_ENOUGH_BITS = 64.0
-"""What no two batches have in common by chance."""
+_ENOUGH_BITS = 64.0  # what no two batches have in common by chance
 
 _LOOKED_AT = 4096
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rank tells the others of one step.
+    """What a rank tells the others of one step."""
 
-    Args:
-        rank: the rank.
-        place: where it stands among the others.
-        observation: what it saw.
-        batch: a fingerprint of all that it was given; 0 where that tells no batches apart.
-        random: one of the generator that its model draws from; 0 where it shares no batch out.
-        tensors: of what it holds, by layer, role and own name: which part it is and of which ranks,
-            that of the part, and whether it is wrong in any case that others are.
-        unaveraged: parameters with gradients that no wrapper averages, and whether that is wrong
-            whatever the training loop does.
-        unused: parameters without a gradient for which DDP waits.
-    """
-
-    rank: int
-    place: Place
-    observation: Observation
-    batch: int
-    random: int
+    rank: int  # the rank
+    place: Place  # where it stands among the others
+    observation: Observation  # what it saw
+    batch: int  # a fingerprint of all that it was given; 0 where that tells no batches apart
+    random: int  # one of the generator that its model draws from; 0 where it shares no batch out
+    # of what it holds, by layer, role and own name: which part it is and of which ranks, that of
+    # the part, and whether it is wrong in any case that others are
     tensors: dict[Key, tuple[str, int, bool]]
+    # parameters with gradients that no wrapper averages, and whether that is wrong whatever the
+    # training loop does
     unaveraged: dict[Name, bool]
-    unused: frozenset[Name]
+    unused: frozenset[Name]  # parameters without a gradient for which DDP waits
 
     @property
     def is_first(self) -> bool:
@@ -70,10 +58,6 @@ class Evidence:
     """What a rank notes before a run: no collective runs here, and the model is untouched.
 
     `close` must be called when the run has ended, or failed.
-
-    Args:
-        place: who inspects together.
-        request: what is run.
     """
 
     def __init__(self, place: Place, request: Request) -> None:
@@ -114,11 +98,7 @@ class Evidence:
             hooks.append(ddp.register_forward_pre_hook(lambda *_, n=number: called.add(n)))
 
     def seen(self, own: Observation) -> Seen:
-        """Return what this rank tells the others.
-
-        Args:
-            own: what it saw.
-        """
+        """Return what this rank tells the others."""
         buffers = {name: record.buffers for name, record in own.layers.items()}
         written = {
             (layer, role, name)

@@ -46,12 +46,8 @@ _known: dict[tuple[Any, Place], Joint] = {}
 def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
     """Return the ranks that inspect this model together; ``None`` where this one is alone.
 
-    Ranks that inspect together again are the same `Joint`, as long as the default group is.
-
-    Args:
-        model: the model.
-        everyone: whether all ranks share the batches of a model that nothing distributes.
-        seconds: how long to wait for the others.
+    Ranks that inspect together again are the same `Joint`, as long as the default group is; of a
+    model that nothing distributes, `everyone` shares the batches.
     """
     place = place_of(model, everyone)
     if place is None:
@@ -67,12 +63,7 @@ def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
 
 
 class Joint:
-    """Ranks that inspect one model together.
-
-    Args:
-        place: who takes part, and where this rank stands.
-        barrier: where they wait for each other.
-    """
+    """Ranks that inspect one model together."""
 
     def __init__(self, place: Place, barrier: Barrier) -> None:
         self._place, self._barrier, self._rank = place, barrier, dist.get_rank()
@@ -80,10 +71,6 @@ class Joint:
 
     def observed(self, request: Request, run: Run = observed) -> Observation:
         """Return what all ranks saw of a step that each runs on its own batch.
-
-        Args:
-            request: what is asked of this one.
-            run: runs it on this rank.
 
         Raises:
             InspectionError: another rank failed, did not come, or inspects something else.
@@ -115,11 +102,8 @@ class Joint:
     def settled(self, own: Observation, over_batches: bool = False) -> Observation:
         """Return what all ranks end with: what each measured by itself is that of the first rank.
 
-        Ranks that have nothing more to tell each other do not meet.
-
-        Args:
-            own: what this one ends with.
-            over_batches: whether it is of batches, of which ranks may have had other numbers.
+        Ranks that have nothing more to tell each other do not meet; of batches they may have had
+        other numbers.
 
         Raises:
             InspectionError: another rank is not at its end.
@@ -170,11 +154,7 @@ class Joint:
 
     @contextmanager
     def _telling(self, what: str) -> Iterator[None]:
-        """Tell all others if this rank fails inside; what it raises is raised as it is.
-
-        Args:
-            what: what it is at, for people.
-        """
+        """Tell all others if this rank fails in what it is at; its error is raised as it is."""
         try:
             yield
         except BaseException as error:

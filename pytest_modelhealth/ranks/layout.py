@@ -13,35 +13,23 @@ from pytest_modelhealth.capture.parallel.engines import Shards
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers
 from pytest_modelhealth.layers import named_modules, type_name
 
-NO_ENGINE = "a process group"
-"""What stands for the engine of ranks that share batches out by hand."""
+NO_ENGINE = "a process group"  # what stands for the engine of ranks that share batches out by hand
 
 
 @dataclass(frozen=True)
 class Place:
-    """Who inspects a model together, and where this rank stands among them.
+    """Who inspects a model together, and where this rank stands among them."""
 
-    Args:
-        ranks: all that take part, in order.
-        data: the ranks that hold the same part of the model and see other samples, in order.
-        tensor: the ranks that see the same samples and hold other parts of its tensors, in order.
-        engine: what distributes the model, for people.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # all that take part, in order
+    # the ranks that hold the same part of the model and see other samples, in order
     data: tuple[int, ...]
+    # the ranks that see the same samples and hold other parts of its tensors, in order
     tensor: tuple[int, ...]
-    engine: str
+    engine: str  # what distributes the model, for people
 
 
 def place_of(model: nn.Module, everyone: bool) -> Place | None:
-    """Return who inspects a model together; ``None`` where this rank is alone.
-
-    Args:
-        model: the model.
-        everyone: whether all ranks are to see their share of the batches of a model that nothing
-            distributes.
-    """
+    """Return who inspects a model together; ``None`` where this rank is alone."""
     wrappers = find_wrappers(model.modules())
     replicated = [_ranks_of(ddp.process_group) for ddp in wrappers.replicated]
     groups = [group for m in wrappers.sharded for group in m._get_fsdp_state()._fsdp_param_groups]
@@ -83,19 +71,12 @@ def _ranks_of(group: Any) -> tuple[int, ...]:
 
 
 class Leaf(NamedTuple):
-    """A parameter or a buffer, once, under the names of the plain model.
+    """A parameter or a buffer, once, under the names of the plain model."""
 
-    Args:
-        layer: the first layer that has it.
-        name: its own name there.
-        tensor: the tensor; of what FSDP gathered for a while, the shard.
-        module: the layer's module.
-    """
-
-    layer: str
-    name: str
-    tensor: Tensor
-    module: nn.Module
+    layer: str  # the first layer that has it
+    name: str  # its own name there
+    tensor: Tensor  # the tensor; of what FSDP gathered for a while, the shard
+    module: nn.Module  # the layer's module
 
     @property
     def key(self) -> tuple[str, str]:
@@ -104,11 +85,7 @@ class Leaf(NamedTuple):
 
 
 class Wrapped:
-    """A model, and what wraps parts of it.
-
-    Args:
-        model: the model.
-    """
+    """A model, and what wraps parts of it."""
 
     def __init__(self, model: nn.Module) -> None:
         wrappers = find_wrappers(model.modules())

@@ -10,8 +10,7 @@ from pytest_modelhealth.settings import Settings
 
 REMOVABLE_UNITS = CHECKS["removable_units"]
 
-_FEWEST_SAMPLES = 32
-"""As of `dead_units`: over fewer, many a unit is silent by chance."""
+_FEWEST_SAMPLES = 32  # as of `dead_units`: over fewer, many a unit is silent by chance
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:

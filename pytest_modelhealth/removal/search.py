@@ -27,8 +27,7 @@ from pytest_modelhealth.report.parts import RemovableLayer
 _HELD_OUT, _MOST_HELD = 5, 8
 """One in so many batches is kept for the proof, and so many at most, as they are held."""
 
-_Unit = tuple[str, int]
-"""The name of a layer, and an index."""
+_Unit = tuple[str, int]  # the name of a layer, and an index
 
 
 def search(
@@ -40,12 +39,7 @@ def search(
 ) -> tuple[Observation, Callable[..., RemovableUnits]]:
     """Return what the batches showed that units were found on, and what makes the result.
 
-    Args:
-        engine: runs the model.
-        request: what is asked of it, but for the batch; with a loss batches are pairs.
-        observe: has a request run.
-        batches: those on which units are found; one in five is for the proof.
-        shown: whether it is shown how far it is.
+    One batch in five is for the proof; with a loss batches are pairs.
 
     Raises:
         InspectionError: there are fewer than two batches, or the model cannot be run again.

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import Alignment, Causes, Change, Pair
+from pytest_modelhealth.alignment.result import Causes, Change, Pair
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.runs import KeptTensor, Key, Trace, TwoRuns
 from pytest_modelhealth.report import UNCALLED, Status
@@ -53,41 +53,24 @@ class SnapshotPair:
 
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.old, self.new = before, now
+        self.alignment = align(before.layers, now.layers)  # which layer is which
+        self.causes = Causes(self.alignment)  # what became of calls and ties
         # Whether any layer but the models themselves is on both sides.
         self.has_common_layers = any(self.alignment.to_candidate) or len(before.layers) <= 1
         models = [side.layers.get("") for side in (before, now)]
         # Whether what the model returns is on both sides, so that numbers tell of its layers.
         self.shows_output = all(one is not None and one.activations is not None for one in models)
-        to = self.alignment.to_candidate
-        back = {y: x for x, y in to.items()}
+        known = [{pair[side] for pair in self.tensors} for side in (0, 1)]
         # The tensors of each layer of a side of which the other has none of their name.
         self._lost, self._gained = (
-            {
-                name: [
-                    key
-                    for key in one.tensors[name]
-                    if name not in names
-                    or (names[name], *key[1:]) not in other.tensors[names[name]]
-                ]
-                for name in one.layers
-            }
-            for one, other, names in ((before, now, to), (now, before, back))
+            {name: [key for key in side.tensors[name] if key not in both] for name in side.layers}
+            for side, both in zip((before, now), known, strict=True)
         )
         # Parameters that are on one side only may have taken the place of others.
         self._have_parameters = [
             any(key[1] == "parameters" for keys in side.values() for key in keys)
             for side in (self._lost, self._gained)
         ]
-
-    @cached_property
-    def alignment(self) -> Alignment:
-        """Which layer is which."""
-        return align(self.old.layers, self.new.layers)
-
-    @cached_property
-    def causes(self) -> Causes:
-        """What became of calls and ties."""
-        return Causes(self.alignment)
 
     def runs(self) -> TwoRuns:
         """Return both as runs that show their tensors from causes to effects."""
@@ -148,7 +131,7 @@ class SnapshotPair:
             yield LayerChange("moved", old_label, " to another place among the layers", candidate)
         if before.type_name != now.type_name:
             yield LayerChange("changed", label, f": type {before.type_name} is now {now.type_name}")
-        if pair.is_folded or pair.folded_in:
+        if pair.note:  # it is folded, or others are folded into it
             yield LayerChange("changed", label, f": {pair.note}")
             return
         tensors = list(self._tensors_come_and_gone(reference, candidate))
@@ -158,7 +141,6 @@ class SnapshotPair:
             if getattr(before, name) != getattr(now, name)
         )
         if not altered:
-            yield from [LayerChange("changed", label, f": {pair.note}")] if pair.note else ()
             yield from tensors
             return
         sides = ((self.old, reference), (self.new, candidate))

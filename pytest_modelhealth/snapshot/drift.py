@@ -30,18 +30,12 @@ LOSS = "loss"
 MOST_CHANGES = 6
 _UNRECORDED = "it is of a version that recorded no warnings"
 
-EXACT = {
-    "dtype": "dtype",
-    "shape": "shape",
-    "count": "count",
-    "nan_count": "nan",
-    "inf_count": "inf",
-}
+EXACT = ("dtype", "shape", "count", "nan_count", "inf_count")
 REAL = ("rms", "std", "mean", "min", "max")
 """In this order: of several that moved alike, the first is shown."""
 
-_COLUMNS = {**EXACT, **{name: name for name in REAL}, "zero_fraction": "zeros"}
-"""What a statistic is called."""
+_COLUMNS = {"nan_count": "nan", "inf_count": "inf", "zero_fraction": "zeros"}
+"""What a statistic is called in the file, where that is another name."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +238,7 @@ def _drift(
         if not distance <= allowance.distance:  # a NaN on one side only is never within
             is_part = statistic == "zero_fraction"
             texts = (f"{100 * a:.2f}%", f"{100 * b:.2f}%") if is_part else _spelled(a, b)
-            label, column = pair.new.label(new[0], new[2]), _COLUMNS[statistic]
+            label, column = pair.new.label(new[0], new[2]), _COLUMNS.get(statistic, statistic)
             found.append(Drift(new[1], new[0], label, column, *texts, distance, allowance))
     if not found:
         return None

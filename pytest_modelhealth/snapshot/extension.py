@@ -146,8 +146,7 @@ class HealthSnapshot(SnapshotAssertion):
     cuts the explanation of a plain ``assert`` after a few lines, and never the text of an error.
     """
 
-    on_check: Callable[[SnapshotCheck], None] | None = None
-    """Told what came of each comparison."""
+    on_check: Callable[[SnapshotCheck], None] | None = None  # told what came of each comparison
 
     def __eq__(self, report: object) -> bool:
         """Return ``True`` if `report` is within the tolerances, or is recorded just now.

@@ -21,13 +21,7 @@ import torch
 
 from pytest_modelhealth import __version__
 from pytest_modelhealth.alignment.result import containers
-from pytest_modelhealth.report import (
-    ROLES,
-    HealthReport,
-    LayerRecord,
-    Noises,
-    Observation,
-)
+from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Noises, Observation
 from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.tolerance import (
@@ -224,10 +218,8 @@ class Allowance(NamedTuple):
 class Tolerances:
     """The noise of each number of a snapshot, and the tolerance around it.
 
-    Args:
-        snapshot: sets noise and scale.
-        epsilon: machine epsilon of what is compared with it. Where that is coarser, as with
-            products in bfloat16, the noise grows by as much.
+    Where the machine epsilon of what is compared with it is coarser, as with products in bfloat16,
+    the noise grows by as much.
     """
 
     def __init__(self, snapshot: Snapshot, epsilon: float = 0.0) -> None:

@@ -89,6 +89,25 @@ def test_a_batch_norm_folded_into_a_convolution_is_said(is_fresh: bool) -> None:
     assert align(reference, dropped).by_reference["bn"].reason is None
 
 
+def test_an_activation_in_the_layer_before_it_is_said() -> None:
+    """What a layer has taken over is told by what it gives: a batch norm and the ReLU behind."""
+
+    class Fused(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return (y + y.abs()) / 2  # a ReLU that is no function of torch's
+
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(3, 4, 3).eval(), nn.BatchNorm2d(4).eval()
+    norm.running_mean.normal_()
+    fused, batch = Fused(3, 4, 3), torch.randn(2, 3, 8, 8)
+    fused.load_state_dict(nn.utils.fuse_conv_bn_eval(conv, norm).state_dict())
+    reference = seen(named(conv=conv, bn=norm, act=nn.ReLU()).eval(), batch)
+    alignment = align(reference, seen(named(conv=fused), batch))
+    assert alignment.by_reference["act"].reason == Reason("folded", "conv", ("bn", "act"))
+    assert alignment.by_reference["conv"].output_of == "act"
+
+
 def test_layers_never_called_are_matched_too() -> None:
     """What no batch reaches still ends in one pair, by its name or else by its parameters."""
     weight = {"weight": torch.arange(4.0)}

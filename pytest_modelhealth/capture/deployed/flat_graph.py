@@ -36,11 +36,7 @@ def _is_quantising(node: fx.Node) -> bool:
 
 
 class GraphRuntime(Runtime):
-    """Runs a graph of an exported program, and keeps what every node gives.
-
-    Args:
-        module: the graph and what it holds.
-    """
+    """Runs a graph of an exported program, and keeps what every node gives."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.quantises = _quantises(module)

@@ -17,87 +17,58 @@ _FUNCTIONS = frozenset(FUNCTIONAL_LAYERS.values())
 
 
 class Scope(NamedTuple):
-    """A layer around operations.
+    """A layer around operations."""
 
-    Args:
-        path: its fully qualified name.
-        type_name: qualified name of its class; ``""`` where it is not known.
-        call: tells calls apart where the runtime does.
-    """
-
-    path: str
-    type_name: str = ""
-    call: int = 0
+    path: str  # its fully qualified name
+    type_name: str = ""  # qualified name of its class; ``""`` where it is not known
+    call: int = 0  # tells calls apart where the runtime does
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation.
+    """One operation."""
 
-    Args:
-        name: what it computes, as torch calls it where that is known: ``"gelu"``.
-        scopes: the layers around it, outermost first, without the model; ``None`` where nothing
-            says which they are.
-        inputs: names of the values that it takes.
-        outputs: names of the values that it makes.
-        rounds: whether what it makes is what it takes, rounded.
-        source: ``path:line`` of the user's code that it comes from, ``""`` where that is not known.
-        options: what it is called with besides tensors, by torch's names for it.
-    """
-
-    name: str
+    name: str  # what it computes, as torch calls it where that is known: ``"gelu"``
+    # the layers around it, outermost first, without the model; ``None`` where nothing says which
+    # they are
     scopes: tuple[Scope, ...] | None
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    rounds: bool = False
+    inputs: tuple[str, ...]  # names of the values that it takes
+    outputs: tuple[str, ...]  # names of the values that it makes
+    rounds: bool = False  # whether what it makes is what it takes, rounded
+    # ``path:line`` of the user's code that it comes from, ``""`` where that is not known
     source: str = ""
+    # what it is called with besides tensors, by torch's names for it
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is known of a model before it runs.
+    """What is known of a model before it runs."""
 
-    Args:
-        type_name: qualified name of the model's class, or what the model is.
-        operations: the operations that it may run.
-        layers: the classes of further layers, by their names.
-        parameters: the parameters that can be read, by their fully qualified names.
-        buffers: the buffers that can be read, likewise.
-        rounds: whether it computes with quantised numbers.
-        names_layers: whether its layers have the names of the model that it was made of.
-        unlisted: why nothing inside it can be seen, ``""`` where it can.
-        note: what a reader should know of how it is seen.
-    """
-
-    type_name: str
-    operations: Sequence[Operation] = ()
+    type_name: str  # qualified name of the model's class, or what the model is
+    operations: Sequence[Operation] = ()  # the operations that it may run
+    # the classes of further layers, by their names
     layers: Mapping[str, str] = field(default_factory=dict)
+    # the parameters that can be read, by their fully qualified names
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    # the buffers that can be read, likewise
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    rounds: bool = False
-    names_layers: bool = True
-    unlisted: str = ""
-    note: str = ""
+    rounds: bool = False  # whether it computes with quantised numbers
+    names_layers: bool = True  # whether its layers have the names of the model that it was made of
+    unlisted: str = ""  # why nothing inside it can be seen, ``""`` where it can
+    note: str = ""  # what a reader should know of how it is seen
 
 
 class Ran(NamedTuple):
-    """What became of a batch.
+    """What became of a batch."""
 
-    Args:
-        operations: what ran, in order.
-        inputs: names of the values that the batch gave.
-        outputs: names of the values that were returned.
-        values: the values by name, as far as they are tensors. None shares memory with another that
-            is written to later.
-        output: what the model returned.
-    """
-
-    operations: Sequence[Operation]
-    inputs: Sequence[str]
-    outputs: Sequence[str]
+    operations: Sequence[Operation]  # what ran, in order
+    inputs: Sequence[str]  # names of the values that the batch gave
+    outputs: Sequence[str]  # names of the values that were returned
+    # the values by name, as far as they are tensors. None shares memory with another that is
+    # written to later
     values: Mapping[str, Tensor]
-    output: Any
+    output: Any  # what the model returned
 
 
 class Runtime(ABC):
@@ -110,36 +81,21 @@ class Runtime(ABC):
 
     @abstractmethod
     def run(self, inputs: Inputs) -> Ran:
-        """Run a batch.
-
-        Raises:
-            InspectionError: the batch does not fill the model's inputs.
-            Exception: whatever the runtime raises.
-        """
+        """Run a batch; an `InspectionError` says that it does not fill the model's inputs."""
 
 
 class Call(NamedTuple):
-    """One call of a layer, or of a function that counts as one.
+    """One call of a layer, or of a function that counts as one."""
 
-    Args:
-        layer: name of the layer, or of that which calls the function.
-        depth: how many layers are around it.
-        first: place of its first operation.
-        last: place of its last operation.
-        inputs: names of the values that come in from outside; none where that is not known.
-        outputs: names of the values that are used outside.
-        function: what the function computes, ``""`` for a layer.
-        number: how many calls of the function the same call of the layer made before.
-    """
-
-    layer: str
-    depth: int
-    first: int
-    last: int
+    layer: str  # name of the layer, or of that which calls the function
+    depth: int  # how many layers are around it
+    first: int  # place of its first operation
+    last: int  # place of its last operation
+    # names of the values that come in from outside; none where that is not known
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    function: str = ""
-    number: int = 0
+    outputs: tuple[str, ...]  # names of the values that are used outside
+    function: str = ""  # what the function computes, ``""`` for a layer
+    number: int = 0  # how many calls of the function the same call of the layer made before
 
 
 def calls_of(ran: Ran) -> list[Call]:

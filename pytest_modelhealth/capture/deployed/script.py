@@ -37,8 +37,7 @@ _UNSHOWN = _HELD | {
 _MANGLED = re.compile(r"^__torch__\.|___torch_mangle_\d+\.")
 
 _lock = threading.RLock()
-_runs: list[_Run] = []
-"""The run that is shown what its graph computes."""
+_runs: list[_Run] = []  # the run that is shown what its graph computes
 
 
 @torch.library.custom_op("modelhealth::see_values", mutates_args=("clock",))
@@ -60,11 +59,7 @@ class _Shown(NamedTuple):
 
 
 class ScriptRuntime(Runtime):
-    """A script, with its own optimisations in it and none made on the way.
-
-    Args:
-        script: the script, which is left alone.
-    """
+    """A script, with its own optimisations in it and none made on the way."""
 
     def __init__(self, script: Any) -> None:
         self._script = script
@@ -90,12 +85,7 @@ class ScriptRuntime(Runtime):
         )
 
     def run(self, inputs: Inputs) -> Ran:
-        """Run a batch.
-
-        Raises:
-            InspectionError: the batch does not fill the inputs.
-            Exception: whatever the script raises.
-        """
+        """Run a batch; an `InspectionError` says that it does not fill the inputs."""
         given = _bound(self._script.forward.schema, inputs)
         run = _Run(self._shown)
         begin = [run.name_of(tensor) for tensor in find_tensors(given)]
@@ -178,14 +168,9 @@ class _Layers:
 
 
 class _Run:
-    """What one run showed.
+    """What one run showed: the operations that ran, in order, and what they took and made, by name.
 
-    Args:
-        shown: the operations of the graph, by their places.
-
-    Attributes:
-        operations: those that ran, in order.
-        values: what they took and made, by name; copies, as an operation may write to it later.
+    The values are copies, as an operation may write to them later.
     """
 
     def __init__(self, shown: Sequence[_Shown]) -> None:

@@ -32,9 +32,6 @@ class Shards:
     FSDP puts whole parameters in place of its shards while they are needed, and remembers that it
     did. The root's stay in place after a forward. The shards are what the user knows as parameters,
     and what gets the gradients.
-
-    Args:
-        modules: all of them, outer ones first.
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
@@ -140,11 +137,7 @@ def stay_local(replicated: Iterable[Any]) -> None:
 
 
 class _Quiet:
-    """A reducer that does not cut its buckets anew, for which it would wait for the other ranks.
-
-    Args:
-        reducer: does all else.
-    """
+    """A reducer that does not cut its buckets anew, for which it would wait for the other ranks."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer

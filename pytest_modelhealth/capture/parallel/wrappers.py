@@ -70,10 +70,6 @@ def refuse_unknown_ways(wrappers: Wrappers) -> None:
 def refuse_repetition(wrappers: Wrappers, *, reduces: bool) -> None:
     """Do nothing if what is run several times can be put back each time.
 
-    Args:
-        wrappers: those of the model.
-        reduces: whether gradients are averaged in these runs, and not on this rank alone.
-
     Raises:
         InspectionError: it cannot; the message says what can be done instead.
     """

@@ -51,11 +51,7 @@ def _no_script() -> Iterator[None]:
 
 
 class Rank:
-    """A process that runs one rank of one test, and what it said until it ended.
-
-    Args:
-        request: what it runs.
-    """
+    """A process that runs one rank of one test, and what it said until it ended."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.number: int = request["rank"]
@@ -64,10 +60,8 @@ class Rank:
         self.reports: list[dict[str, Any]] = []
         """One a phase, and more of subtests, as pytest serialises them."""
         self.warnings: list[list[Any]] = []
-        self.problems: list[str] = []
-        """Why it could not run the test."""
-        self.ends: list[bool] = []
-        """Empty until it came to its end."""
+        self.problems: list[str] = []  # why it could not run the test
+        self.ends: list[bool] = []  # empty until it came to its end
         self._log = Path(request["log"])
         context = _context()
         self._control, theirs = context.Pipe()

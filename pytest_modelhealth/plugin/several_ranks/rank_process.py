@@ -28,12 +28,7 @@ Say = Callable[[str, Any], None]
 
 
 def run(request: dict[str, Any], control: Any) -> NoReturn:
-    """Run one test, and end this process.
-
-    Args:
-        request: what to run, as `running` makes it.
-        control: a connection to the parent, which reads what this rank says.
-    """
+    """Run one test, and end this process."""
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C is the parent's, and what a rank starts ends with it
     say = partial(_say, control)

@@ -26,13 +26,7 @@ closes, those that wait elsewhere would wait for ever."""
 
 
 def protocol(item: pytest.Item, nextitem: pytest.Item | None, wanted: Wanted) -> None:
-    """Do for a test what pytest's own protocol does, but for running it in this process.
-
-    Args:
-        item: the test.
-        nextitem: the one after it, for which fixtures of earlier tests may stay.
-        wanted: what its mark asks for.
-    """
+    """Do for a test what pytest's own protocol does, but for running it in this process."""
     hook = item.ihook
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     skipped = verdict.made_here(item, "setup", lambda: _skip(item))

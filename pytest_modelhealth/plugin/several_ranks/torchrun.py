@@ -18,16 +18,11 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.plugin.ranks import WANTED
 from pytest_modelhealth.plugin.several_ranks import write_no_snapshots
 
-MINUTE = 60.0
-"""How long a rank waits for the others, at a barrier and in the group it makes."""
+MINUTE = 60.0  # how long a rank waits for the others, at a barrier and in the group it makes
 
 
 class Torchrun:
-    """The plugin of each process under torchrun, where there are tests on several ranks.
-
-    Args:
-        config: pytest's.
-    """
+    """The plugin of each process under torchrun, where there are tests on several ranks."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._size, self._rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])

@@ -32,13 +32,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
 
 
 def reports(item: pytest.Item, ranks: list[Rank], limit: float) -> list[pytest.TestReport]:
-    """Return the reports of a test: those of the rank that says most.
-
-    Args:
-        item: the test, in the process that reports.
-        ranks: in order, with what each said.
-        limit: the seconds that the test may take.
-    """
+    """Return the reports of a test: those of the rank that says most."""
     worst = max(map(_gravity, ranks))
     like = [rank for rank in ranks if _gravity(rank) == worst]
     # it failed first, or is the first rank that says the same: files of rank 0 have no suffix

@@ -302,10 +302,6 @@ class Case:
     def settle(self, report: HealthReport, *, designs: bool = False) -> None:
         """Keep a report, and end the test as its verdict has it.
 
-        Args:
-            report: what is asked for its verdict.
-            designs: whether a finding that only warns leaves the property untold.
-
         Raises:
             ModelHealthError: it is unhealthy.
             Unjudged: it is inconclusive.
@@ -348,8 +344,7 @@ class Case:
         raise error
 
 
-_WHOLE_RUN = "observation"
-"""What stands for a check where a run showed nothing to judge."""
+_WHOLE_RUN = "observation"  # what stands for a check where a run showed nothing to judge
 _LIMIT = re.compile(r"@pytest\.mark\.modelhealth\(\s*(\w+)=\.\.\.\)")
 _WAIVER = re.compile(
     r"@pytest\.mark\.modelhealth_waive\(\s*([\"'])(.*?)\1,\s+check=\"(\w+)\",\s+reason=\"\.\.\.\"\)"

@@ -90,8 +90,7 @@ def _lost(saved: nn.Module, fresh: nn.Module) -> Iterator[str]:
             yield f"{name}.{own} ({what})".removeprefix(".")
 
 
-_OWN = frozenset(vars(nn.Module()))
-"""Attributes that torch gives every module."""
+_OWN = frozenset(vars(nn.Module()))  # attributes that torch gives every module
 
 
 def _are_same(ours: list[Tensor], theirs: list[Tensor]) -> bool:

@@ -107,11 +107,6 @@ def seeded(seed: int) -> Iterator[None]:
 def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
     """Return what a suite makes under `seed`.
 
-    Args:
-        suite: an instance.
-        name: what it is called, for messages.
-        seed: the random seed.
-
     Raises:
         InspectionError: it makes something else, needs arguments, or has no batch yet.
         Exception: whatever the user's function raises, untouched.
@@ -167,12 +162,7 @@ def _as_made(make: Any, name: str) -> Made:
 
 
 def model_alone(name: str, kind: type[nn.Module]) -> str:
-    """Return the message on a model that comes without a batch, with the function to write.
-
-    Args:
-        name: what makes the model.
-        kind: its class.
-    """
+    """Return the message on a model that comes without a batch, with the function to write."""
     return (
         f"{name} makes a model alone, and no batch to run it on: return "
         "(model, inputs), or (model, inputs, target, loss), such as\n"
