@@ -13,12 +13,17 @@ from typing import Any
 from pytest_modelhealth.checks.check import Check
 from pytest_modelhealth.checks.facts import called, flow_of, is_unfitted, trainable
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
-from pytest_modelhealth.report import Finding, Grade, Judgement, Observation, Status
+from pytest_modelhealth.report import (
+    BACKWARD_ROLES,
+    STATE_ROLES,
+    Finding,
+    Grade,
+    Judgement,
+    Observation,
+    Status,
+)
 from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.settings import Settings
-
-_BACKWARD_ROLES = ("gradients", "parameter_gradients")
-_STATE_ROLES = ("parameters", "buffers")
 
 
 def judge(observation: Observation, settings: Settings) -> Judgement:
@@ -225,7 +230,7 @@ def why_nothing(observation: Observation, *, gradients: bool) -> Finding | None:
     if only := observation.outputs_only:
         reason = f"its inputs and outputs alone were judged, and no layer inside: {only}"
         return Finding("observation", "", message=reason, grade="unsure")
-    back = [r for r in called(observation) if not r.watched.isdisjoint(_BACKWARD_ROLES)]
+    back = [r for r in called(observation) if not r.watched.isdisjoint(BACKWARD_ROLES)]
     reason = observation.no_gradients
     seen = any(r.parameter_gradients or (r.name and r.gradients is not None) for r in back)
     if observation.backward and any(map(trainable, back)) and not seen:
@@ -254,9 +259,9 @@ class Unfitted:
         """
         if violation.check not in self._checks or violation.independent:
             return False
-        is_before = violation.role in _BACKWARD_ROLES and violation.layer in self._before
+        is_before = violation.role in BACKWARD_ROLES and violation.layer in self._before
         is_behind = any(seen.layer in self._behind for seen in violation.evidence)
-        return violation.role not in _STATE_ROLES and (is_before or is_behind)
+        return violation.role not in STATE_ROLES and (is_before or is_behind)
 
     def doubt(self, finding: Finding) -> bool:
         """Whether a finding was in doubt for other reasons where depth explains it, too."""
