@@ -63,6 +63,13 @@ def at(line: str) -> str:
     return f" at {line}" if line else ""
 
 
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return names as a phrase: the first few, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def enclosing(layer: str) -> Iterator[str]:
     """Yield a layer and the modules that it lies in, but the model itself."""
     while layer:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.checks import axes, taken
 from pytest_modelhealth.checks.axes import Faults, Grade, Run
-from pytest_modelhealth.checks.facts import at, linear_maps, members, trainable
+from pytest_modelhealth.checks.facts import at, linear_maps, listed, members, trainable
 from pytest_modelhealth.checks.recurrences import lost_states, one_state
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
@@ -17,8 +17,6 @@ from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import ancestors, parent
 from pytest_modelhealth.statistics import TensorStatistics
-
-_SHOWN = 3
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -102,8 +100,8 @@ def _stand_ins(run: _Modules) -> Faults:
             stories.setdefault(again[1].line, []).append((layer, times, never))
     for line, ((layer, times, never), *others) in stories.items():
         more = f" ({len(others)} more like it)" if others else ""
-        what = f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
-        what += f"shape never{more}"
+        what = f"it is called {times} times{at(line)}, and {listed(map(repr, never))} of the same "
+        what += f"class and shape never{more}"
         cause = f"{layer!r} is called in the place of its siblings, which learn nothing: the wrong "
         cause += "index in a loop, or a copied line"
         affected = (name for other, _, names in others for name in (other, *names))
@@ -150,7 +148,7 @@ def _never_called(run: _Modules) -> Faults:
         passed.add(name)
     if told:
         is_ = "are" if len(told) > 1 else "is"
-        what = f"{_listed([*told])} {is_} never called, and nothing reads the "
+        what = f"{listed(map(repr, told))} {is_} never called, and nothing reads the "
         cause = "left out of the forward, or for other batches: if so, freeze what is not to learn"
         yield (*told,), f"{what}{sum(told.values()):,} parameters", cause, "warn"
 
@@ -205,10 +203,12 @@ def _shared(run: _Modules) -> Faults:
             what = f"it stands {homes[repeated[0]]} times in {repeated[0]!r}: one set of weights"
             cause = "`[layer] * n` repeats one module; make each anew, or tie them knowingly"
         elif len(given) > 1 and is_counted:
-            what = f"one batch normalisation stands in {_listed([*homes])}, on different inputs"
+            what = (
+                f"one batch normalisation stands in {listed(map(repr, homes))}, on different inputs"
+            )
             cause = "its running statistics mix those of all of them: give each its own"
         elif is_whole or (len(given) > 1 and len(lists) > 1):
-            what = f"it stands in {_listed(lists)}, which "
+            what = f"it stands in {listed(map(repr, lists))}, which "
             what += "are the same" if len(given) == 1 else "are given different inputs"
             cause = "lists made of the same objects share their weights: make each anew, or tie "
             cause += "them knowingly"
@@ -350,7 +350,7 @@ def _unread(run: _Modules) -> Faults:
     if not unread or not graph.outputs:
         return
     is_, it = ("are", "them") if len(unread) > 1 else ("is", "it")
-    what = f"{_listed([vertices[n].name for n in unread])} {is_} given and nothing reads {it}"
+    what = f"{listed(repr(vertices[n].name) for n in unread)} {is_} given and nothing reads {it}"
     cause = "an argument that is not passed on, or that this model has no use for: leave it out"
     grade: Grade = "warn"
     first = dict[object, str]()
@@ -383,8 +383,3 @@ def _is_ignored(flow: Flow, number: int) -> bool:
     return after.isdisjoint({*graph.outputs, graph.loss}) and all(
         v.kind == "operation" and v.function in _PURE and after.issuperset(v.operands) for v in made
     )
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:_SHOWN]))
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

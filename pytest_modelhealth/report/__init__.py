@@ -14,10 +14,8 @@ from pytest_modelhealth.report.flow import Cut as Cut, Flow as Flow, Kind as Kin
 from pytest_modelhealth.report.health_report import HealthReport as HealthReport
 from pytest_modelhealth.report.model_summary import ModelSummary as ModelSummary
 from pytest_modelhealth.report.observation import (
-    BACKWARD_ROLES as BACKWARD_ROLES,
     MEASURED as MEASURED,
     ROLES as ROLES,
-    STATE_ROLES as STATE_ROLES,
     UNCALLED as UNCALLED,
     ClassTargets as ClassTargets,
     GivenTensor as GivenTensor,

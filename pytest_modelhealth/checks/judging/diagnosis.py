@@ -15,15 +15,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pytest_modelhealth.checks.facts import completed, flow_of
-from pytest_modelhealth.report import (
-    BACKWARD_ROLES,
-    ROLES,
-    STATE_ROLES,
-    Finding,
-    Flow,
-    Observation,
-    Reference,
-)
+from pytest_modelhealth.report import ROLES, Finding, Flow, Observation, Reference
+from pytest_modelhealth.report.observation import BACKWARD_ROLES, STATE_ROLES
 from pytest_modelhealth.settings.setting import dotted
 
 
