@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import Any
 
-from pytest_modelhealth.checks.axes import Grade
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, completed, flow_of, learns, trainable
+from pytest_modelhealth.checks.run import Grade
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, Observation

@@ -19,8 +19,8 @@ from pytest_modelhealth.checks.facts import (
     learns,
     members,
     seems_trained,
+    steps_of,
 )
-from pytest_modelhealth.checks.recurrences import steps_of
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation, Outcome, ProbeRecord
 from pytest_modelhealth.report.flow import Vertex
