@@ -63,6 +63,13 @@ def at(line: str) -> str:
     return f" at {line}" if line else ""
 
 
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return names as a phrase: the first few, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def enclosing(layer: str) -> Iterator[str]:
     """Yield a layer and the modules that it lies in, but the model itself."""
     while layer:
@@ -114,6 +121,23 @@ def leaves(observation: Observation) -> list[LayerRecord]:
 def completed(record: LayerRecord) -> int:
     """Return when a layer last returned; a layer that raised never did."""
     return -1 if record.completed is None else record.completed
+
+
+SEQUENCES = 3
+"""How many dimensions a batch of sequences has."""
+
+
+def steps_of(record: LayerRecord, flow: Flow) -> int:
+    """Return of how many steps a sequence is; 0 where that does not show (packed ones).
+
+    A cell takes one step a call, if it is given what it made of the step before.
+    """
+    if "batch_first" not in record.options:
+        calls = flow.calls(record.name) if record.name in flow else ()
+        made = flow.after(*calls[0].outputs) if len(calls) > 1 else frozenset[int]()
+        return 0 if made.isdisjoint(calls[1].inputs if made else ()) else len(calls)
+    shape = () if record.inputs is None else record.inputs.shape
+    return shape[bool(record.options["batch_first"])] if len(shape) == SEQUENCES else 0
 
 
 def trainable(record: LayerRecord) -> Mapping[str, TensorStatistics]:

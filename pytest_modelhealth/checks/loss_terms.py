@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import Any
 
-from pytest_modelhealth.checks.axes import Grade
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, completed, flow_of, learns, trainable
+from pytest_modelhealth.checks.run import Grade
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, Observation
@@ -369,10 +369,7 @@ def _spread(_: Observation, flow: Flow) -> Faults:
     for vertex in flow.operation_vertices.values():
         count = vertex.facts.get("samples") if vertex.live and not vertex.cuts else None
         for operand in vertex.operands if count is not None else ():
-            held = operand
-            while vertices[held].has("view", "product", "turns_sign") and vertices[held].operands:
-                held = vertices[held].operands[0]
-            total = vertices[held]
+            total = vertices[flow.as_it_is(operand, "view", "product", "turns_sign")[-1]]
             sizes = total.facts.get("sizes", ((),))[0] if total.has("total") else ()
             if sizes[:1] == (count,) and len(total.facts.get("dims", ())) == len(sizes):
                 what = f"a sum over the whole batch{at(total.line)} is added to one number a sample"

@@ -16,6 +16,7 @@ from pytest_modelhealth.checks.facts import (
     flow_of,
     is_in_an_empty_part,
     learns,
+    listed,
     members,
     place,
     trainable,
@@ -320,11 +321,10 @@ def unregistered(observation: Observation, settings: Settings) -> Iterator[Findi
             lines = dict.fromkeys(near(one.line) for one in leaves if one.line)
             used = f" (used at {', '.join([*lines][:_SHOWN])})" if lines else ""
             paths.insert(0, f"{made} that only the graph holds{used}")
-        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
         yield UNREGISTERED_PARAMETERS.fault(
             place(observation, layer),
             f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
-            f"gradient but are no parameters of the model: {', '.join(paths[:_SHOWN])}{more}",
+            f"gradient but are no parameters of the model: {listed(paths, _SHOWN)}",
             value=float(len(leaves)),
             cause=next(cause for kind, cause in _CAUSES.items() if kind in kinds or not kind),
             severity="warn" if kinds == {"tensor"} else "fail",

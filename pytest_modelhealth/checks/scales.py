@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import (
@@ -42,9 +42,36 @@ _MASK = 1e8
 
 
 def activation_scale(observation: Observation, settings: Settings) -> Iterator[Finding]:
-    """Yield the layers where activations begin to grow too large, if they do."""
+    """Yield where growths begin, if other weights come after and what is next does not end them."""
     inner = {r.name: r for r in leaves(observation) if _is_judged(r.activations)}
-    yield from _grown(observation, settings, inner)
+    scales = {name: _rms(record.activations) for name, record in inner.items()}
+    bases, explained = _bases(observation, inner), set[str]()
+    exceeded = partial(settings.exceeded, "max_activation_growth")
+    grown = {n: limit for n in inner if (limit := exceeded(n, scales[n] / bases[n])) is not None}
+    if not grown:
+        return
+    before, after = nearest(observation, scales), nearest(observation, scales, back=True)
+    weighted = {name: 1.0 for name, record in inner.items() if linear_maps(record)}
+    before_weights = nearest(observation, weighted, back=True)
+    for name, limit in grown.items():
+        base, record = bases[name], inner[name]
+        stays = name in after and after[name][0] * _JUMP > limit.value * base
+        if not stays or name not in before_weights or name in explained:
+            continue
+        culprit, cause = _origin(observation, [inner[n] for n in way_to(name, before)], base)
+        reached = flow_of(observation).reach(culprit.name)
+        explained |= {name, *reached}
+        yield ACTIVATION_SCALE.violation(
+            culprit,
+            f"activations grow to {scales[name] / base:.3g} times the scale of the inputs "
+            f"(root mean square {scales[name]:.3g} at {record.label!r})",
+            value=scales[name] / base,
+            limit=limit,
+            cause=cause,
+            affected=[layer for layer in inner if layer in reached],
+            seen_in=() if record is culprit else (name,),
+            details=largest_at(record, "activations"),
+        )
 
 
 def _bases(observation: Observation, inner: dict[str, LayerRecord]) -> dict[str, float]:
@@ -55,43 +82,10 @@ def _bases(observation: Observation, inner: dict[str, LayerRecord]) -> dict[str,
         tensor = whole if not name else as_given(observation, name) or whole
         if tensor is not None and is_floating(tensor) and _is_judged(tensor):
             given[name] = tensor.rms
-    own = {name: scale for name, scale in given.items() if name}  # the model itself begins none
-    came = flow.sweep(lambda layer, came: own.get(layer, came), max)
     least = 0.0 if flow.is_exact else given.get("", 0.0)
+    given.pop("", None)  # the model itself begins none
+    came = flow.sweep(lambda layer, came: given.get(layer, came), max)
     return {name: max(came.get(name, least), 1.0) for name in inner}
-
-
-def _grown(
-    observation: Observation, settings: Settings, inner: dict[str, LayerRecord]
-) -> Iterator[Finding]:
-    """Yield where growths begin, if other weights come after and what is next does not end them."""
-    scales = {name: _rms(record.activations) for name, record in inner.items()}
-    bases = _bases(observation, inner)
-    limits = {name: settings.limit("max_activation_growth", name) for name in inner}
-    if all(scale / bases[name] <= limits[name].value for name, scale in scales.items()):
-        return
-    before, after = nearest(observation, scales), nearest(observation, scales, back=True)
-    weighted = {name: 1.0 for name, record in inner.items() if linear_maps(record)}
-    before_weights = nearest(observation, weighted, back=True)
-    explained: set[str] = set()
-    for name, record in inner.items():
-        base = bases[name]
-        growth, limit = scales[name] / base, limits[name]
-        stays = name in after and after[name][0] * _JUMP > limit.value * base
-        if growth <= limit.value or not stays or name not in before_weights or name in explained:
-            continue
-        culprit, cause = _origin(observation, [inner[n] for n in way_to(name, before)], base)
-        message = (
-            f"activations grow to {growth:.3g} times the scale of the inputs "
-            f"(root mean square {scales[name]:.3g} at {record.label!r})"
-        )
-        reached = flow_of(observation).reach(culprit.name)
-        explained |= {name, *reached}
-        told: dict[str, Any] = {"value": growth, "limit": limit, "cause": cause}
-        told |= {"affected": [layer for layer in inner if layer in reached]}
-        told |= {"seen_in": () if record is culprit else (name,)}
-        details = largest_at(record, "activations")
-        yield ACTIVATION_SCALE.violation(culprit, message, details=details, **told)
 
 
 def _is_judged(statistics: TensorStatistics | None) -> bool:

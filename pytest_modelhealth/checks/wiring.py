@@ -6,9 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks import axes, taken
-from pytest_modelhealth.checks.axes import Faults, Grade, Run
-from pytest_modelhealth.checks.facts import at, linear_maps, members, trainable
-from pytest_modelhealth.checks.recurrences import lost_states, one_state
+from pytest_modelhealth.checks.facts import at, linear_maps, listed, members, trainable
+from pytest_modelhealth.checks.run import Faults, Grade, Run
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow import Call
@@ -18,61 +17,23 @@ from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import ancestors, parent
 from pytest_modelhealth.statistics import TensorStatistics
 
-_SHOWN = 3
-
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield what is wired wrongly, one violation a story."""
     flow = observation.flow
     if flow is None or NOTE in flow.notes or not flow.graph.calls:
         return  # what is inferred of equal numbers shows no wiring
-    run = _Modules(observation, flow)
+    run = Run(observation, flow)
     exact = (_unread, _odd_blocks, _one_map, *taken.RULES) if flow.is_exact else ()
-    rules = (_never_called, _shared, _switches, _one_row, _padding_row, lost_states, one_state)
-    for rule in (*rules, *axes.RULES, taken.remembered, *exact):
+    rules = (_never_called, _shared, _switches, _one_row, _padding_row, *taken.STATES)
+    for rule in (*rules, *axes.RULES, *exact):
         yield from run.findings(rule)
 
 
 # ---- layers that never run ----------------------------------------------------------------------
 
 
-class _Modules(Run):
-    """A run, and by the name of each module itself and those in it, by name."""
-
-    def __init__(self, observation: Observation, flow: Flow) -> None:
-        super().__init__(observation, flow)
-        self.inside: dict[str, list[LayerRecord]] = {}
-        self.tied = {full for record in self.layers.values() for full in record.tied.values()}
-        for record in sorted(self.layers.values(), key=lambda record: record.name):
-            for name in () if record.functional else (record.name, *ancestors(record.name)):
-                self.inside.setdefault(name, []).append(record)
-
-    def ran(self, layer: str) -> bool:
-        """Whether a module or one inside it was called, or its parameters were read without it."""
-        return any(
-            record.entered is not None
-            or record.status in ("opaque", "parameters_read")
-            or any(
-                name in record.tied or full in self.tied or full in self.flow
-                for name in record.parameters
-                if (full := f"{record.name}.{name}")
-            )
-            for record in self.inside[layer]
-        )
-
-    def trainable(self, layer: str) -> int:
-        """Return how many numbers a module has to train."""
-        return sum(s.count for record in self.inside[layer] for s in trainable(record).values())
-
-    def form(self, layer: str) -> tuple[object, ...]:
-        """Return what tells whether two modules are alike: classes and shapes."""
-        return tuple(
-            (record.type_name, *((name, s.shape) for name, s in record.parameters.items()))
-            for record in self.inside[layer]
-        )
-
-
-def _stand_ins(run: _Modules) -> Faults:
+def _stand_ins(run: Run) -> Faults:
     """Yield layers called in the place of siblings of their class and shapes that never run.
 
     In each call of the module around them as many calls are made as there are siblings. Lists
@@ -102,8 +63,8 @@ def _stand_ins(run: _Modules) -> Faults:
             stories.setdefault(again[1].line, []).append((layer, times, never))
     for line, ((layer, times, never), *others) in stories.items():
         more = f" ({len(others)} more like it)" if others else ""
-        what = f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
-        what += f"shape never{more}"
+        what = f"it is called {times} times{at(line)}, and {listed(map(repr, never))} of the same "
+        what += f"class and shape never{more}"
         cause = f"{layer!r} is called in the place of its siblings, which learn nothing: the wrong "
         cause += "index in a loop, or a copied line"
         affected = (name for other, _, names in others for name in (other, *names))
@@ -123,7 +84,7 @@ def _is_asked_for_all(flow: Flow, again: list[Call], kind: str) -> bool:
     return is_loop or (is_one and all(v.live or v.kind == "input" for v in given))
 
 
-def _never_called(run: _Modules) -> Faults:
+def _never_called(run: Run) -> Faults:
     """Yield stand-ins, and the outermost modules that never run and whose parameters nothing reads.
 
     What a dictionary of modules holds is chosen by name; where the flow shows a choice, so is what
@@ -150,12 +111,12 @@ def _never_called(run: _Modules) -> Faults:
         passed.add(name)
     if told:
         is_ = "are" if len(told) > 1 else "is"
-        what = f"{_listed([*told])} {is_} never called, and nothing reads the "
+        what = f"{listed(map(repr, told))} {is_} never called, and nothing reads the "
         cause = "left out of the forward, or for other batches: if so, freeze what is not to learn"
         yield (*told,), f"{what}{sum(told.values()):,} parameters", cause, "warn"
 
 
-def _switches(run: _Modules) -> Faults:
+def _switches(run: Run) -> Faults:
     """Yield modules with a backward of their own, or a `requires_grad` their weights do not have.
 
     A class may have it of its own, to say how it was made: then all of its weights are so.
@@ -178,7 +139,7 @@ def _switches(run: _Modules) -> Faults:
 # ---- one module in several places ---------------------------------------------------------------
 
 
-def _shared(run: _Modules) -> Faults:
+def _shared(run: Run) -> Faults:
     """Yield what learns and is one object in several places of a list, or of several lists.
 
     One block that is called again by one name is a design (ALBERT), and so is a part of the same
@@ -205,10 +166,12 @@ def _shared(run: _Modules) -> Faults:
             what = f"it stands {homes[repeated[0]]} times in {repeated[0]!r}: one set of weights"
             cause = "`[layer] * n` repeats one module; make each anew, or tie them knowingly"
         elif len(given) > 1 and is_counted:
-            what = f"one batch normalisation stands in {_listed([*homes])}, on different inputs"
+            what = (
+                f"one batch normalisation stands in {listed(map(repr, homes))}, on different inputs"
+            )
             cause = "its running statistics mix those of all of them: give each its own"
         elif is_whole or (len(given) > 1 and len(lists) > 1):
-            what = f"it stands in {_listed(lists)}, which "
+            what = f"it stands in {listed(map(repr, lists))}, which "
             what += "are the same" if len(given) == 1 else "are given different inputs"
             cause = "lists made of the same objects share their weights: make each anew, or tie "
             cause += "them knowingly"
@@ -222,7 +185,7 @@ def _shared(run: _Modules) -> Faults:
 _FEWEST_BLOCKS = 4
 
 
-def _odd_blocks(run: _Modules) -> Faults:
+def _odd_blocks(run: Run) -> Faults:
     """Yield blocks in the middle of a list that run other operations or layers than all others."""
     layers, flow = run.layers, run.flow
     names = (call.layer for call in flow.graph.calls)
@@ -261,7 +224,7 @@ def _odd_blocks(run: _Modules) -> Faults:
         yield (layer,), text, f"{cause}: nothing that was seen tells", "warn"
 
 
-def _one_map(run: _Modules) -> Faults:
+def _one_map(run: Run) -> Faults:
     """Tell of linear maps in a row with nothing between, which are no more than one.
 
     A narrow one between is a map of lower rank, which one alone is not.
@@ -295,7 +258,7 @@ def _one_map(run: _Modules) -> Faults:
 # ---- tables asked for one row -------------------------------------------------------------------
 
 
-def _one_row(run: _Modules) -> Faults:
+def _one_row(run: Run) -> Faults:
     """Yield the tables that are asked for one row by indices that the model itself made.
 
     They are constants, where no other table tells positions. Of ids that come of the batch
@@ -323,7 +286,7 @@ def _one_row(run: _Modules) -> Faults:
         yield (record.name,), what, f"{cause}torch.arange(length) counts", grade
 
 
-def _padding_row(run: _Modules) -> Faults:
+def _padding_row(run: Run) -> Faults:
     """Yield fresh tables whose row of the padding is not zero, and is read."""
     for _, vertex in run.having("padding"):
         record, (row, largest) = run.layers[vertex.name], vertex.facts["padding"]
@@ -342,7 +305,7 @@ _PURE = having("view", "integer", "comparison", "sum", "product", "quotient", "t
 """Operations that change nothing but what they return."""
 
 
-def _unread(run: _Modules) -> Faults:
+def _unread(run: Run) -> Faults:
     """Yield inputs that nothing reads; what lies inside an object may be for others."""
     vertices, flow, graph = run.vertices, run.flow, run.flow.graph
     given = [number for number, vertex in enumerate(vertices) if vertex.kind == "input"]
@@ -350,7 +313,7 @@ def _unread(run: _Modules) -> Faults:
     if not unread or not graph.outputs:
         return
     is_, it = ("are", "them") if len(unread) > 1 else ("is", "it")
-    what = f"{_listed([vertices[n].name for n in unread])} {is_} given and nothing reads {it}"
+    what = f"{listed(repr(vertices[n].name) for n in unread)} {is_} given and nothing reads {it}"
     cause = "an argument that is not passed on, or that this model has no use for: leave it out"
     grade: Grade = "warn"
     first = dict[object, str]()
@@ -383,8 +346,3 @@ def _is_ignored(flow: Flow, number: int) -> bool:
     return after.isdisjoint({*graph.outputs, graph.loss}) and all(
         v.kind == "operation" and v.function in _PURE and after.issuperset(v.operands) for v in made
     )
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:_SHOWN]))
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -19,8 +19,8 @@ from pytest_modelhealth.checks.facts import (
     learns,
     members,
     seems_trained,
+    steps_of,
 )
-from pytest_modelhealth.checks.recurrences import steps_of
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation, Outcome, ProbeRecord
 from pytest_modelhealth.report.flow import Vertex
@@ -148,7 +148,7 @@ def _opened(zero: dict[str, LayerRecord]) -> Iterator[Finding]:
             zero[first],
             f"the gradient of {first}{more} is exactly zero, until a step of training",
             cause="a gate or a branch starts at zero and opens, as adapters do by design",
-            affected={zero[name].name for name in others} - {zero[first].name},
+            affected=dict.fromkeys(r.name for r in zero.values() if r is not zero[first]),
             severity="note",
         )
 

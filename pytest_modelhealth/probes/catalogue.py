@@ -68,7 +68,7 @@ PROBES.add(
     rank=28,
     summary="The samples of an output differ by more than a trace of what its numbers differ by.",
     experiment="alike:what_training_parts",
-    called_for="probes.probing:has_alike_samples",
+    called_for="probes.intervening.alike:is_called_for",
     judge="probes.intervening.alike:judge",
     reads_scale=True,
     settings=(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pytest_modelhealth.errors import InspectionError
@@ -79,6 +80,12 @@ class Conventions(NamedTuple):
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def on_several_ranks() -> bool:
+    """Whether others run beside this process, and would wait for each forward of it."""
+    ranks = torch.distributed
+    return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
 
 
 class Effects(NamedTuple):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.checks.facts import at, place
@@ -20,6 +18,7 @@ from pytest_modelhealth.probes.conventions import (
     Effects,
     NotApplicableError,
     UntellableError,
+    on_several_ranks,
 )
 from pytest_modelhealth.probes.intervening.batches import copied
 from pytest_modelhealth.probes.intervening.running import Runs
@@ -44,7 +43,7 @@ class Probing:
         self._may_train = bool(settings["probes"].value) and settings.chooses(MISSING_GRADIENTS)
         self._engine, self._conventions, self._settings = engine, conventions, settings
         self._request = request
-        self._by_default = APPLICABLE in settings["probes"].value and not _on_several_ranks()
+        self._by_default = APPLICABLE in settings["probes"].value and not on_several_ranks()
         if any(self._asked.values()) or self._by_default:
             for name in ("inputs", "target"):
                 with suppress(Exception):  # an object of the user's, as `Runs.why_not` says
@@ -66,8 +65,7 @@ class Probing:
         if chosen.keys() - ends.keys():  # the others take no time
             items = wing("progress:track")(items, "probing")
         records = [_record(name, asked, runs, ends.get(name)) for name, asked in items]
-        kinds = {(p.name, kind): said for p in unasked for kind, said in p.kinds.items()}
-        quiet = {kind for kind, said in kinds.items() if said.is_asked_for}
+        quiet = {(p.name, k) for p in unasked for k, kind in p.kinds.items() if kind.is_asked_for}
         for number, one in enumerate(records):
             told = tuple(p for p in one.partings if (one.probe, p.kind) not in quiet)
             records[number] = replace(one, partings=told)
@@ -79,12 +77,6 @@ class Probing:
         if probe.called_for and not is_named and asked is not False:
             return bool(wing(probe.called_for)(observation, self._settings))
         return bool(asked)
-
-
-def _on_several_ranks() -> bool:
-    """Whether others run beside this process, and would wait for each forward of it."""
-    ranks = torch.distributed
-    return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
 
 
 def _ends(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableError]:
@@ -203,15 +195,6 @@ def judge(
         severity="warn" if kind.may_be_meant else "fail",
         details=details,
     )
-
-
-def has_alike_samples(observation: Observation, settings: Settings) -> bool:
-    """Whether samples are alike in a model that is not trained, where it may be on purpose."""
-    deviation = observation.sample_deviation
-    if deviation is None or deviation >= settings["min_sample_deviation"].value:
-        return False
-    is_called_for: Callable[..., bool] = wing("probes.intervening.alike:is_called_for")
-    return is_called_for(observation, settings)
 
 
 def has_own_functions(observation: Observation, settings: Settings) -> bool:

@@ -34,7 +34,7 @@ ROLES = ("inputs", "activations", "gradients", "parameters", "parameter_gradient
 
 ``gradients`` are those of the loss with respect to the activations.
 """
-
+BACKWARD_ROLES, STATE_ROLES = ("gradients", "parameter_gradients"), ("parameters", "buffers")
 
 Option = float | int | bool | str | None
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pytest_modelhealth.checks.facts import completed, flow_of
 from pytest_modelhealth.report import ROLES, Finding, Flow, Observation, Reference
+from pytest_modelhealth.report.observation import BACKWARD_ROLES, STATE_ROLES
 from pytest_modelhealth.settings.setting import dotted
 
 
@@ -42,8 +43,6 @@ def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Find
     return [told.get(id(one), one) for one in findings if one.grade == "unsure" or id(one) in told]
 
 
-_BACKWARD_ROLES = ("gradients", "parameter_gradients")
-_STATE_ROLES = ("parameters", "buffers")
 _FORWARD, _LOSS, _BACKWARD = range(3)
 """The stages of a run, in their order."""
 
@@ -63,7 +62,7 @@ def _event(observation: Observation, violation: Finding, rank: int) -> _Event:
     ended = math.inf if record is None else float(completed(record))
     if violation.between_ranks and math.isinf(begun):  # that it never ran follows
         return _Event(_FORWARD, -math.inf, rank, violation)
-    if role in _BACKWARD_ROLES:
+    if role in BACKWARD_ROLES:
         return _Event(_BACKWARD, -ended, rank, violation)
     if role == "activations":
         if violation.check == "finite":  # what a layer's own forward makes, before it returns
@@ -71,7 +70,7 @@ def _event(observation: Observation, violation: Finding, rank: int) -> _Event:
             bad = [r for r in shown if r.activations is not None and r.activations.nonfinite_count]
             ended = min((ended, *(completed(r) - 0.5 for r in bad)))
         return _Event(_FORWARD, ended, rank, violation)
-    if role in ("inputs", *_STATE_ROLES):
+    if role in ("inputs", *STATE_ROLES):
         return _Event(_FORWARD, begun - 0.25 * (role != "inputs"), rank, violation)
     return _Event(_LOSS, 0.0, rank, violation)
 
@@ -126,12 +125,12 @@ class _Story:
         Parameters were there before the run; buffers are judged by what comes in, or made of it.
         """
         fault = self.root.violation
-        if symptom.role in _STATE_ROLES and fault.role in _STATE_ROLES:
+        if symptom.role in STATE_ROLES and fault.role in STATE_ROLES:
             return fault.layer == symptom.layer
         if symptom.role == "parameters":
             return False
         if symptom.role == "activations" and symptom.check == "finite" and fault.check == "finite":
-            return fault.role in _STATE_ROLES and symptom.layer == fault.layer  # of finite inputs
+            return fault.role in STATE_ROLES and symptom.layer == fault.layer  # of finite inputs
         return symptom.layer in self.after
 
 
@@ -155,7 +154,7 @@ def _with_evidence(violation: Finding, observation: Observation, flow: Flow) -> 
     own, names, before = Reference(record.name, role, violation.tensor), tuple[str, ...](), role
     if record.name in flow and role == "activations":
         names = flow.producers(record.name, as_it_is=True)
-    elif record.name in flow and role in _BACKWARD_ROLES:
+    elif record.name in flow and role in BACKWARD_ROLES:
         names, before = flow.consumers(record.name, as_it_is=True), "gradients"
     led = [Reference(name, before) for name in names if name in observation.layers][:1]
     if not led and role == "activations" and record.name in flow:

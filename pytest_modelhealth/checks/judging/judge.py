@@ -7,18 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from pytest_modelhealth.checks.check import Check
 from pytest_modelhealth.checks.facts import called, flow_of, is_unfitted, trainable
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
 from pytest_modelhealth.report import Finding, Grade, Judgement, Observation, Status
+from pytest_modelhealth.report.flow import near
 from pytest_modelhealth.report.flow.inferred import with_flow
+from pytest_modelhealth.report.observation import BACKWARD_ROLES, STATE_ROLES
 from pytest_modelhealth.settings import Settings
-
-_BACKWARD_ROLES = ("gradients", "parameter_gradients")
-_STATE_ROLES = ("parameters", "buffers")
 
 
 def judge(observation: Observation, settings: Settings) -> Judgement:
@@ -49,11 +47,11 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
             raise  # the caller's, who learns of it at once
         except Exception as error:  # noqa: BLE001 - a project's check may raise anything
             code, text = type(check).run.__code__, str(error)
-            place = f"{_shown(code.co_filename)}:{code.co_firstlineno}"
+            place = f"{near(code.co_filename)}:{code.co_firstlineno}"
             if not isinstance(error, _RubbishError):
                 text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
                 frame = traceback.extract_tb(error.__traceback__)[-1]
-                place = f"{_shown(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}"
+                place = f"{near(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}"
             broken.append(Finding(check.name, "", message=text, place=place, grade="broken"))
     unfitted = Unfitted(observation, settings.checks)
     notes = [f for f in findings if f.grade == "note" and not judged.isdisjoint(f.layers)]
@@ -115,11 +113,6 @@ def _why_rubbish(finding: Any, check: Check, observation: Observation) -> str:
     if not isinstance(value, int | float):
         return f"a finding whose value is no number: {value!r}"
     return ""
-
-
-def _shown(filename: str) -> str:
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _judged_layers(observation: Observation, settings: Settings) -> set[str]:
@@ -225,7 +218,7 @@ def why_nothing(observation: Observation, *, gradients: bool) -> Finding | None:
     if only := observation.outputs_only:
         reason = f"its inputs and outputs alone were judged, and no layer inside: {only}"
         return Finding("observation", "", message=reason, grade="unsure")
-    back = [r for r in called(observation) if not r.watched.isdisjoint(_BACKWARD_ROLES)]
+    back = [r for r in called(observation) if not r.watched.isdisjoint(BACKWARD_ROLES)]
     reason = observation.no_gradients
     seen = any(r.parameter_gradients or (r.name and r.gradients is not None) for r in back)
     if observation.backward and any(map(trainable, back)) and not seen:
@@ -254,9 +247,9 @@ class Unfitted:
         """
         if violation.check not in self._checks or violation.independent:
             return False
-        is_before = violation.role in _BACKWARD_ROLES and violation.layer in self._before
+        is_before = violation.role in BACKWARD_ROLES and violation.layer in self._before
         is_behind = any(seen.layer in self._behind for seen in violation.evidence)
-        return violation.role not in _STATE_ROLES and (is_before or is_behind)
+        return violation.role not in STATE_ROLES and (is_before or is_behind)
 
     def doubt(self, finding: Finding) -> bool:
         """Whether a finding was in doubt for other reasons where depth explains it, too."""

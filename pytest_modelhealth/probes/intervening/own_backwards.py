@@ -25,7 +25,12 @@ from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.guard import exited_whole
 from pytest_modelhealth.checks.facts import at, flow_of
 from pytest_modelhealth.errors import in_one_line
-from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
+from pytest_modelhealth.probes.conventions import (
+    Effects,
+    NotApplicableError,
+    UntellableError,
+    on_several_ranks,
+)
 from pytest_modelhealth.probes.intervening.batches import SEED
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Parting
@@ -70,8 +75,7 @@ def what_backwards_give(runs: Runs) -> Effects:
                 "no Function.apply; define them at the top of a module"
             )
         raise NotApplicableError("no custom torch.autograd.Function takes part in the run")
-    ranks = torch.distributed
-    if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
+    if on_several_ranks():
         raise UntellableError(
             "on one of several ranks the slope of a collective is not that of all"
         )

@@ -111,33 +111,23 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
             f"of one sample less its output still has {count} rows, which are no samples; give a "
             "batch of another size"
         )
-    elif second := _second(runs):
+    elif runs.batch.conventions.batch_dim is None:  # that of samples may be the second
+        second = Samples.along(runs.batch, 1)
+        may_be = second.is_common(runs.batch) and second.number > 1
         with suppress(UntellableError):
-            if not moved_by(runs, *overwritten(second), lacking=_SECOND):
+            if may_be and not moved_by(runs, *overwritten(second), lacking=_SECOND):
                 why = f"outputs are independent instead along {_SECOND}"
     if why:
         raise NotApplicableError(why, _OVERWRITTEN)
     return [one for one in seen if differs[one.output] == 1]
 
 
-def _second(runs: Runs) -> Samples | None:
-    """Return what may be samples along the second dimension, unless it is said where they are."""
-    second = Samples.along(runs.batch, 1)
-    may_be = runs.batch.conventions.batch_dim is None and second.is_common(runs.batch)
-    return second if may_be and second.number > 1 else None
-
-
 def _out_of_order(runs: Runs) -> list[Effect]:
     """Return the effects on outputs that do not follow their samples into another order."""
-
     lacking = "no output has a row for each of them"
     moved = moved_by(runs, reordered(runs.batch.ordered_samples), lacking=lacking)
     if moved and not runs.repeats:
         raise NotApplicableError("it draws random numbers, or keeps something from call to call")
-    if moved and (second := _second(runs)):
-        with suppress(UntellableError):
-            if not moved_by(runs, reordered(second), lacking=lacking):
-                raise NotApplicableError(f"outputs follow instead {_SECOND}")
     return moved
 
 

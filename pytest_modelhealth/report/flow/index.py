@@ -201,10 +201,10 @@ class Index:
         met = self.walk(vertices, "to operations", back=True, through=through)
         return frozenset(n for n in met if self.homes[n] is not None or n in others)
 
-    def as_it_is(self, number: int, trait: str = "view") -> list[int]:
-        """Return the vertices whose values one holds as they are, itself first."""
-        held = [number]
-        while self._vertices[number].has(trait) and self._vertices[number].operands:
+    def as_it_is(self, number: int, *traits: str) -> list[int]:
+        """Return the vertices whose values one holds, itself first: as they are, or by traits."""
+        held, traits = [number], traits or ("view",)
+        while self._vertices[number].has(*traits) and self._vertices[number].operands:
             number = self._vertices[number].operands[0]  # others say where, or how
             held.append(number)
         return held

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pytest_modelhealth.checks import facts
 from pytest_modelhealth.checks.check import Listed
-from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.report import Finding, Observation
 from pytest_modelhealth.settings import Settings, Severity
 
@@ -38,8 +38,7 @@ def broken(check: Listed, what: str, cause: str, about: Sequence[Any] = (), **mo
 def listed(some: Sequence[Any], most: int = 4) -> str:
     """Return names, or what has one, as a phrase: the first few, and how many more there are."""
     names = [one if isinstance(one, str) else getattr(one, "name", one.layer) for one in some]
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+    return facts.listed(names, most)
 
 
 Table = Mapping[str, tuple[str, str, Severity]]
@@ -67,4 +66,4 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
     """Yield what the step breaks, if one was run, in the layers that were seen or the model."""
     assert observation.stepped is not None  # by the catalogue
     for one in _SUBJECTS[check.name](observation.stepped, settings, partial(broken, check)):
-        yield replace(one, layer=place(observation, one.layer).name)
+        yield replace(one, layer=facts.place(observation, one.layer).name)
