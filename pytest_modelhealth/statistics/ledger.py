@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from threading import get_ident
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,8 @@ class Entry:
     def _changed(
         self, change: Callable[[TensorStatistics], TensorStatistics], has_units: bool
     ) -> Entry:
-        entry = Entry(_Changed(), (self, change), 0, has_units)
+        made_later = SimpleNamespace(statistics=lambda *_: change(self.statistics))
+        entry = Entry(made_later, None, 0, has_units)
         entry.waits = self.waits
         return entry
 
@@ -162,10 +164,11 @@ class Entries:
         self,
         found: Iterable[Entry | int | None],
         results: Results | None = None,
-        columns: tuple[Sequence[int], Sequence[float]] = ((), ()),
+        columns: tuple[Sequence[int], Sequence[float]] | None = None,
     ) -> None:
         self._found, self._results = [*found], results
-        self._zeros, self._largest = columns
+        count = len(self._found)
+        self._zeros, self._largest = columns or ([0] * count, [0.0] * count)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -190,31 +193,19 @@ class Entries:
         return [index for index, found in enumerate(self._found) if found is None]
 
     def zeros(self) -> list[int | None]:
-        """Return how many zeros each tensor has, as `zero_count` has it."""
-        return [self.zero_count(index) for index in range(len(self._found))]
+        """Return how many zeros each tensor has, as `Entry` has it; ``None`` of one not read."""
+        return [
+            one.zero_count if isinstance(one, Entry) else None if one is None else zeros
+            for one, zeros in zip(self._found, self._zeros, strict=True)
+        ]
 
-    def zero_count(self, index: int) -> int | None:
-        """Return how many zeros a tensor has, as `Entry` has it; ``None`` of one not read."""
-        found = self._found[index]
-        if isinstance(found, int):
-            return self._zeros[index]
-        return None if found is None else found.zero_count
-
-    def largest(self, index: int) -> float | None:
-        """Return the largest magnitude of a tensor, as `Entry.reach`; ``None`` of one not read."""
-        found = self._found[index]
-        if isinstance(found, int):
-            return self._largest[index]
-        reach = None if found is None else found.reach
-        return None if reach is None else abs(reach[0])
-
-
-class _Changed:
-    """The source of an entry that is made of another."""
-
-    def statistics(self, subject: Any, place: int, first: object) -> TensorStatistics:
-        entry, change = subject
-        return change(entry.statistics)  # type: ignore[no-any-return]
+    def largest(self) -> list[float | None]:
+        """Return the largest magnitude of each, as `Entry.reach`; ``None`` of one not read."""
+        reaches = [one.reach if isinstance(one, Entry) else one for one in self._found]
+        return [
+            abs(one[0]) if isinstance(one, tuple) else None if one is None else largest
+            for one, largest in zip(reaches, self._largest, strict=True)
+        ]
 
 
 class Ledger:
@@ -280,10 +271,6 @@ class Ledger:
             entry._first_nonfinite = self._first_nonfinite(tensor)
         return entries
 
-    def queues(self, tensor: Tensor) -> bool:
-        """Whether the statistics of `tensor` stay on its device until somebody asks for them."""
-        return not tensor.is_cpu or self._queue_all
-
     def turn_over(self) -> None:
         """Write to new memory from here on: the old goes when no entry needs it any longer."""
         self._by_thread.clear()
@@ -305,7 +292,7 @@ class Ledger:
         dense = dense_values(tensor)
         dim = dense.unit_dimension(unit_dim)
         subject = Subject.of(tensor, dense.shape, dense.values.numel(), dim)
-        if self.queues(dense.values):
+        if self._queue_all or not dense.values.is_cpu:  # it stays there until somebody asks
             return self._enqueue(subject, queued.queue(dense.values, dim))
         found = self._read_now(dense.values, dim, subject)
         if found.nonfinite_count and dense.keeps_dimensions and not tensor.is_complex():

@@ -203,9 +203,13 @@ def test_pages_that_fill_up_and_pages_that_were_read_are_left_behind() -> None:
     many = [noise(n % 90 + 1, 40) for n in range(400)]
     together = [*Ledger().add_many([*many, noise(3, 3).to_sparse(), *many[:3]])]
     assert together.pop(400) is None
-    for entry, tensor in zip(together, [*many, *many[:3]], strict=True):
+    truths = [oracle.bits(reduce(tensor)) for tensor in many]
+    for entry, truth in zip(together, [*truths, *truths[:3]], strict=True):
         assert entry is not None
-        assert oracle.bits(entry.statistics) == oracle.bits(reduce(tensor))
+        assert oracle.bits(entry.statistics) == truth
+    results = native.Results(words=256)  # room for three, and none of them is read by itself
+    for place, truth in zip(results.read_many(many).tolist(), truths, strict=True):
+        assert oracle.bits(results.statistics(None, place & native.PLACE)) == truth
     ledger = Ledger()
     many = [noise(n % 7 + 1, n % 5 + 1) for n in range(800)]
     entries = []

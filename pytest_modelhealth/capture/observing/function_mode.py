@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Callable, Iterable
-from functools import partial
 from types import GeneratorType
 from typing import Any, cast
 
@@ -133,7 +132,8 @@ class FunctionalLayers(TorchFunctionMode):
         if torch._C._get_function_stack_at(depth - 1) is not self:
             return None
         torch._C._pop_torch_function_stack()
-        return partial(torch._C._push_on_torch_function_stack, self)
+        turn_on: Callable[[], None] = self.turn_on
+        return turn_on
 
     @property
     def is_on(self) -> bool:

@@ -254,7 +254,7 @@ class Hooks:
             self.recorder.fail(layer, error)
 
     def _see_output(self, layer: Layer, frame: Frame, output: Any) -> None:
-        tensors = find_tensors(output)
+        tensors = [output] if type(output) is Tensor else find_tensors(output)  # most layers
         is_one_vertex = layer.functional or (layer.is_torchs_own and frame.resume is not None)
         self.flow.complete(frame.call, tensors, is_one_vertex)
         call = frame.call

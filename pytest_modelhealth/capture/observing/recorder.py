@@ -173,17 +173,20 @@ class Recorder:
             layer.entered = self._events
             if self._drawn is None:
                 self._drawn = hash(random.getstate())
-                modes = ((one.name, vars(m).get("training")) for m, one in self.by_module.items())
-                self._modes = {name: mode for name, mode in modes if isinstance(mode, bool)}
-        if len(tensors) == 1:  # most layers
-            return [self.add_input(layer, tensors[0])]
-        has_numbers = any(map(holds_numbers, tensors))
-        return [
-            (tensor, version(tensor), None)
-            if has_numbers and not holds_numbers(tensor)
-            else self.add_input(layer, tensor)
-            for tensor in tensors
-        ]
+                self._modes = {
+                    one.name: mode
+                    for module, one in self.by_module.items()
+                    if isinstance(mode := module.__dict__.get("training"), bool)
+                }
+        has_numbers = len(tensors) > 1 and any(map(holds_numbers, tensors))
+        given: list[Given] = []
+        for tensor in tensors:
+            now, entry = version(tensor), None
+            if not has_numbers or holds_numbers(tensor):
+                is_table = not layer.name and tensor.ndim == 2 and tensor.is_floating_point()
+                entry = self._add(layer, "inputs", tensor, 1 if is_table else None, now)
+            given.append((tensor, now, entry))
+        return given
 
     def complete(self, layer: Layer) -> None:
         """Note that a call of `layer` has returned."""
@@ -221,12 +224,6 @@ class Recorder:
         self.reader.forget()
         if self._visitor is not None:
             self._visitor.forget()
-
-    def add_input(self, layer: Layer, tensor: Tensor) -> Given:
-        """Take one tensor that `layer` was called with."""
-        now, is_table = version(tensor), not layer.name and tensor.ndim == 2
-        columns = 1 if is_table and tensor.is_floating_point() else None
-        return tensor, now, self._add(layer, "inputs", tensor, columns, now)
 
     def add_output(
         self,
@@ -388,6 +385,7 @@ class Recorder:
         """
         own, weights = self.own["parameter_gradients"], self.own["parameters"].entries
         gradients, of_weights = own.entries, dict[tuple[Layer, str], int]()
+        zeros_of_weights = weights.zeros()
         for index, zeros in enumerate(gradients.zeros()):
             if zeros == 0 or (zeros is None and gradients[index] is None):
                 continue
@@ -399,7 +397,7 @@ class Recorder:
             # on another device it is not known yet
             self.has_zero_gradients |= zeros is None or zeros == parameter.numel()
             at = of_weights.get(place)
-            if not zeros or at is None or not weights.zero_count(at):
+            if not zeros or at is None or not zeros_of_weights[at]:
                 continue  # nearly no weights have any
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 continue  # most batches leave out most rows of a table
@@ -408,7 +406,7 @@ class Recorder:
                 layer.zero_slices = {**layer.zero_slices, name: slices}
                 self.has_zero_gradients = True
         if self.has_zero_gradients:  # they may have shrunk away, which no step of training undoes
-            largest = map(gradients.largest, range(len(gradients)))
+            largest = gradients.largest()
             shrunk = any(one is not None and 0.0 < one < _NEXT_TO_ZERO for one in largest)
             self.has_zero_gradients = not shrunk
 

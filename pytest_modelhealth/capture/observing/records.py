@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -55,7 +54,8 @@ def layer_records(
     `functions` saw which parameters functions were given, where those are seen.
     """
     layers = recorder.layers.values()
-    in_order = sorted(layers, key=lambda lyr: math.inf if lyr.entered is None else lyr.entered)
+    in_order = sorted([lyr for lyr in layers if lyr.calls], key=attrgetter("entered"))
+    in_order += [layer for layer in layers if not layer.calls]
     by_name = {layer.name: layer for layer in in_order}
     reasons = _reasons_why_not_called(recorder, in_order, functions)
     defined: dict[type, tuple[Definition, ...]] = {}

@@ -14,8 +14,10 @@ import os
 import struct
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +79,13 @@ _FORMATS = {
 """The code and the bits of each dtype, as DLPack has them."""
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is no subclass, and no view that is yet to be negated.
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether tensors are of no subclass, and none a view that is yet to be negated.
 
     What else the kernel does not read as it lies in memory has no description: what is on another
     device, quantised, sparse, of a functional transform, or freed by FSDP.
     """
-    return type(tensor) in PLAIN_TYPES and not tensor.is_neg()
+    return PLAIN_TYPES.issuperset(map(type, tensors)) and not any(map(Tensor.is_neg, tensors))
 
 
 @cache
@@ -244,7 +246,15 @@ class Results:
 
     def read_many(self, *tensors: Sequence[Tensor]) -> npt.NDArray[np.int64]:
         """Read tensors, less others or not, without units; return what `read` does, of each."""
-        each = zip(*tensors, strict=True)
+        each = [*zip(*tensors, strict=True)]
+        if self._asks_torch and is_plain(*chain.from_iterable(each)):  # as a rule
+            with suppress(Exception):  # as in `read`, of which this is one without calls of Python
+                read = map(self._read_one, tensors[0], repeat(_NO_UNITS), repeat(0), *tensors[1:])
+                found = [
+                    self.read(one[0], None, 0, *one[1:]) if done == _NO_ROOM else done
+                    for done, one in zip(read, each, strict=True)
+                ]
+                return np.array(found, dtype=np.int64)
         found = [self.read(t, None, 0, *less) if is_plain(t) else NOT_READ for t, *less in each]
         return np.array(found, dtype=np.int64)
 

@@ -395,7 +395,9 @@ static bool NAME(read_part)(const Reading *reading, int64_t position, int64_t en
     return true;
 }
 
-/* Read a thread's share of the parts: neighbours, as torch's threads wrote them. */
+/* Read a thread's share of the parts: neighbours, as torch's threads wrote them. What was written last
+ * comes first, as it is what the second-level cache still has, and the next operation begins with the
+ * first of it. */
 static void NAME(read_parts)(const Reading *reading, int64_t thread, int64_t threads) {
     Share *share = reading->shares + thread;
     REAL *low = share->low, *high = share->high;
@@ -403,8 +405,8 @@ static void NAME(read_parts)(const Reading *reading, int64_t thread, int64_t thr
         low[cell] = INFINITY;
         high[cell] = -INFINITY;
     }
-    int64_t last = reading->parts * (thread + 1) / threads, count = reading->tensor->count;
-    for (int64_t part = reading->parts * thread / threads; part < last; part++) {
+    int64_t first = reading->parts * thread / threads, count = reading->tensor->count;
+    for (int64_t part = reading->parts * (thread + 1) / threads; part-- > first;) {
         int64_t start = part * reading->length, left = count - start;
         int64_t end = start + (left < reading->length ? left : reading->length);
         Summary summary = NOTHING;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,6 @@ from pytest_modelhealth.capture.observing.flow.rows import (
     ensure_room,
     line_of,
 )
-from pytest_modelhealth.capture.observing.layer import Given
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
 from pytest_modelhealth.report.flow import Kind
 
@@ -100,15 +99,6 @@ class Origins:
                 self._by_number[(number, output) if output else number] = seen
                 return seen
         return self._walk(node, output)
-
-    def of_given(self, given: Sequence[Given]) -> tuple[int, ...]:
-        """Return the vertex of each tensor that a layer was called with."""
-        if len(given) == 1:  # most layers
-            tensor, _, entry = given[0]
-            # a tensor that `detach_` took out of the graph is the same, and has no new version
-            if entry is not None and entry.made_by is not None and not tensor.is_leaf:
-                return entry.made_by
-        return self.of_all(tensor for tensor, _, _ in given)
 
     def of_all(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         """Return the vertex of each tensor."""

@@ -117,7 +117,12 @@ class FlowRecorder:
         call = OpenCall(layer.name, layer.type_name, len(calls), around.call)
         try:
             # Before the counter is read: the node of a view may be made only now.
-            call.operands = self._origins.of_given(given)
+            known = given[0][2] if len(given) == 1 else None  # most layers
+            # a tensor that `detach_` took out of the graph is the same, and has no new version
+            if known is not None and known.made_by is not None and not given[0][0].is_leaf:
+                call.operands = known.made_by
+            else:
+                call.operands = self._origins.of_all([tensor for tensor, _, _ in given])
             if layer.type_name in READ_LAYERS:
                 call.read = self._facts.attention.entered(layer, given)
             # that of a hook of ours, which a call of a module is the third frame from as a rule, or
