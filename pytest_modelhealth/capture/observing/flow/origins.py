@@ -94,8 +94,7 @@ class Origins:
         if node is None:
             return self._of_leaf(tensor) if tensor.requires_grad else self.of_plain(tensor)
         number, output = node._sequence_nr(), tensor.output_nr
-        known = self._known(node, number, output)
-        if known is not None:
+        if (known := self._known(node, number, output)) is not None:
             return known
         if isinstance(node, CUSTOM) and (seen := self._plain.latest(tensor)) is not None:
             if "CheckpointFunction" in node.name():

@@ -310,8 +310,7 @@ class FlowRecorder:
 
     def has_met(self, sources: Iterable[Tensor]) -> bool | None:
         """Whether a function or layer took one of the sources; ``None`` if that was not seen."""
-        met = self._origins.source_vertices
-        return any(id(source) in met for source in sources) if self.is_on else None
+        return any(id(s) in self._origins.source_vertices for s in sources) if self.is_on else None
 
     @property
     def has_own_functions(self) -> bool:
