@@ -44,7 +44,11 @@ class Probing:
         self._may_train = bool(settings["probes"].value) and settings.chooses(MISSING_GRADIENTS)
         self._engine, self._conventions, self._settings = engine, conventions, settings
         self._request = request
-        self._by_default = APPLICABLE in settings["probes"].value and not _on_several_ranks()
+        ranks = torch.distributed  # others beside this process would wait for each forward of it
+        is_one = not (
+            ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
+        )
+        self._by_default = APPLICABLE in settings["probes"].value and is_one
         if any(self._asked.values()) or self._by_default:
             for name in ("inputs", "target"):
                 with suppress(Exception):  # an object of the user's, as `Runs.why_not` says
@@ -79,12 +83,6 @@ class Probing:
         if probe.called_for and not is_named and asked is not False:
             return bool(wing(probe.called_for)(observation, self._settings))
         return bool(asked)
-
-
-def _on_several_ranks() -> bool:
-    """Whether others run beside this process, and would wait for each forward of it."""
-    ranks = torch.distributed
-    return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
 
 
 def _ends(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableError]:
