@@ -63,6 +63,10 @@ DECISIONS: tuple[Decision, ...] = (
         ("FeaStConv",), "missing_gradients", "right",
         "a softmax over one head, its default, is 1 whatever it is given",
     ),
+    Decision(
+        ("PointTransformerConv",), "grad_norm", "right",
+        "its softmax takes away what is equal for all neighbours, which is all that `lin_dst` adds",
+    ),
 )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.checks.parts import Net
+
 CHECK = "missing_gradients"
 
 
@@ -159,6 +161,26 @@ class NoGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> None:
         return None
+
+
+class Times(torch.autograd.Function):
+    """Multiplies by a number, as a solver is given an end of time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Tensor) -> Tensor:
+        ctx.save_for_backward(x, by)
+        return x * by
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, by = ctx.saved_tensors
+        return gradient * by, (gradient * x).sum().reshape(1)
+
+
+def timed(end: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a layer between two that a function of its own times by a parameter."""
+    layers = {"fc": (16, 16), "head": (16, 4), "end": nn.Parameter(torch.ones(1))}
+    return Net(lambda m, x: m.head(Times.apply(m.fc(x), end(m.end)).relu()), **layers)
 
 
 class Row(nn.Module):
@@ -640,6 +662,9 @@ FAULTS = {
         lambda: as_it_is(Gan(cuts=True)), "fail", "g.0", "`detach` at "
     ),
     "a table read by its data": (lambda: ids(lambda w: w.data), "fail", "factors", "`data` at "),
+    "a number that a function of its own is given detached": (
+        lambda: timed(lambda end: end.detach() * 1), "fail", "", "`detach` at ", "(end)"
+    ),
     "a backward that returns none": (Doubled, "fail", "b", "backward"),
     "each layer given the input": (
         lambda: Row(forgotten), "fail", "layers.1", "that of 'layers.2' after it is", {"layers.0"}
@@ -691,6 +716,7 @@ FAULTS = {
 HEALTHY = {
     "an encoder and its decoder": lambda: translated(cuts=False),
     "a chain": lambda: squares(Chain()),
+    "a number that a function of its own is given": lambda: timed(lambda end: end * 1),
     "codes with a way past them": lambda: as_it_is(Quantised(straight=True)),
     "a critic fitted to returns": lambda: as_it_is(Critic(fitted=True)),
     "both steps of a GAN": lambda: as_it_is(Gan(cuts=False)),

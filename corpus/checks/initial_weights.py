@@ -115,6 +115,16 @@ def of_zeros():
     )  # fmt: skip
 
 
+def noisy(noise):
+    """Return a layer that learns how far noise moves its weights, from one constant for all."""
+    drawn = Net(
+        lambda m, x: nn.functional.linear(x, m.mean + m.spread * m.noise),
+        mean=nn.Parameter(torch.randn(64, 16) / 4), spread=nn.Parameter(torch.full((64, 16), 0.1)),
+        noise=noise,
+    )  # fmt: skip
+    return Net(lambda m, x: m.head(torch.relu(m.drawn(x))), drawn=drawn, head=(64, 10))
+
+
 FAULTS = {
     # the layer after it takes a constant; the cause says which one
     "zeros in a plain path": (
@@ -129,6 +139,7 @@ FAULTS = {
                           "make"),
     # they make all units of the layer one
     "constants": (lambda: plain(**{"0.weight": 0.1}), "fail", "0", "a constant initialiser"),
+    "constants times a number": (lambda: noisy(0.5), "fail", "drawn", "its spread are equal"),
     "equal kernels": (lambda: kernels(1), "fail", "1"),
     # the targets of its units part them, as where a forecast starts as the mean of the past
     "constants at the end": (lambda: plain(**{"4.weight": 0.1}), "warn", "4"),
@@ -158,6 +169,8 @@ HEALTHY = {
         nn.Linear(16, 4),
     ),
     "equal depthwise kernels": lambda: kernels(4),
+    # its noise differs by unit (Fortunato et al., 2018)
+    "a scale of noise": lambda: noisy(torch.randn(64, 16)),
     "torch's default": plain,
     "5 times as large": lambda: plain(**{"2.weight": scaled(5.0)}),
     "all layers small": lambda: plain(**{f"{n}.weight": normal(1e-4) for n in (0, 2, 4)}),

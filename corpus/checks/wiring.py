@@ -72,6 +72,7 @@ from corpus.checks.wirings import (
     last_left_out,
     linear_tables,
     linears,
+    logged,
     many_dropouts,
     mask,
     masked_otherwise_but_once,
@@ -376,6 +377,9 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     ),
     "what is written is read": lambda: (
         Model(stored, fc=nn.Linear(WIDTH, WIDTH)), (features(),)
+    ),
+    "a number of a log that nothing reads": lambda: (
+        Model(logged, fc=nn.Linear(WIDTH, WIDTH)), (features(),)
     ),
     "a gated half": lambda: (Model(gated_half, up=nn.Linear(WIDTH, 2 * WIDTH)), (features(),)),
     "the last of several results": lambda: (

@@ -831,6 +831,12 @@ def stored(model: Any, x: Tensor) -> Tensor:
     return kept
 
 
+def logged(model: Any, x: Tensor) -> Tensor:
+    steps = torch.zeros(3, dtype=torch.long)
+    steps[0] = x.shape[1]
+    return model.fc(x)
+
+
 def halved(model: Any, x: Tensor) -> Tensor:
     return model.up(x).chunk(2, -1)[0]
 

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from corpus.checks.parts import Net
+
 CHECK = "missing_gradients"
 
 
@@ -629,6 +631,17 @@ GATES = {
 }  # fmt: skip
 """What opens at the first step, whatever it is made of: a parameter, a layer, what either makes."""
 
+
+def of_one_key():
+    """Return an attention over sets of one, as behind a pooling that leaves a single vector."""
+
+    def forward(m, x):
+        x = m.stem(x)[:, None]
+        return m.head((x + (m.q(x) @ m.k(x).mT / 4).softmax(-1) @ m.v(x))[:, 0])
+
+    return Net(forward, stem=(16, 16), q=(16, 16), k=(16, 16), v=(16, 16), head=(16, 4))
+
+
 WRITTEN = "lambda m, h"
 """Stands in the line that is named."""
 
@@ -755,6 +768,9 @@ FAULTS = {
     },
     "queries and keys that are both zero": (
         lambda: zeroed(Scored(), "q", "k"), "fail", "k", "`bmm`", {"q"}
+    ),
+    "keys of which each query has one": (
+        of_one_key, "warn", "k", "over a single value", {"q"}
     ),
     "two factors of zero": (
         lambda: nn.Sequential(LowRank(16, 0.0), nn.Linear(16, 4)),

@@ -38,7 +38,8 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     if root is None or whole is None or whole.nonfinite_count:
         return  # `finite` names it
     is_constant = is_floating(whole) and whole.std == 0.0 and whole.count >= _FEWEST_VALUES
-    inputs = flow_of(observation).inputs
+    flow, layers = flow_of(observation), observation.layers
+    inputs = flow.inputs
     if is_constant:
         # they may be those of some tensors alone, as of a mask, and another one varies
         known = [one for name in inputs if (one := as_given(observation, name)) is not None]
@@ -47,7 +48,10 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
             yield INPUTS.fault(root, message, cause="a placeholder, or data that did not load")
             return
     for name in inputs:
-        given, taker = as_given(observation, name), _first_weights(observation, name)
+        given, takers = as_given(observation, name), flow.consumers(name, as_it_is=True)
+        records = (layers[taker] for taker in takers if taker in layers)
+        weighted = (r for r in records if linear_maps(r) or HAS_WEIGHTS & r.options.keys())
+        taker = next(weighted, None)  # the first with weights that takes it as it is
         if taker is None or given is None or not is_floating(given):
             continue
         if given.count >= _FEWEST_VALUES and given.std > 0.0:
@@ -155,15 +159,6 @@ def _is_meant(
     is_offset = is_far and given.rms <= _TABLE_FACTOR * limit.value
     is_normalised = bool(after) and all(map(is_normalization, after))
     return limit.origin == "default" and (is_normalised or is_offset)
-
-
-def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
-    """Return the first layer with weights that takes a tensor of the batch as it is."""
-    for layer in flow_of(observation).consumers(name, as_it_is=True):
-        record = observation.layers.get(layer)
-        if record is not None and (linear_maps(record) or HAS_WEIGHTS & record.options.keys()):
-            return record
-    return None
 
 
 def _ids(observation: Observation) -> Iterator[Finding]:

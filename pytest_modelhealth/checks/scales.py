@@ -31,6 +31,7 @@ from pytest_modelhealth.checks.paths import (
 )
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
+from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.statistics import TensorStatistics
 
 ACTIVATION_SCALE = CHECKS["activation_scale"]
@@ -175,11 +176,15 @@ def _constant(observation: Observation, record: LayerRecord, found: LinearMap) -
     """Yield equal weights that make units one; those of a depthwise kernel differ in input.
 
     Units that no weights follow each have a target of their own, and part with the first step.
+    What is multiplied by others, number by number, is a scale, as of a noisy layer's noise.
     """
-    shape, value = found.weights.shape, found.weights.mean
+    shape, value, flow = found.weights.shape, found.weights.mean, flow_of(observation)
     is_depthwise = len(shape) > 2 and shape[1] == 1 and record.options.get("groups", 1) != 1
-    if shape[0] > 1 and not is_depthwise:
-        layers, reached = observation.layers, flow_of(observation).reach(record.name)
+    own, ways = flow.values.get(dotted(record.name, found.tensor), ()), flow.ways()
+    uses = [flow.graph.vertices[taker] for value in own for taker in ways[value]]
+    is_scale = uses and all(v.has("product") and len({*v.operands}) > 1 for v in uses)
+    if shape[0] > 1 and not is_depthwise and not is_scale:
+        layers, reached = observation.layers, flow.reach(record.name)
         feeds_weights = any(linear_maps(layers[name]) for name in reached if name in layers)
         yield INITIAL_WEIGHTS.fault(
             record,

@@ -142,10 +142,15 @@ def _untaken(run: Run) -> Faults:
             is_taken = any(run.takers[n] or n in ends for n in call.outputs)
             cause = "`act(x)` where `x = act(x)` was meant: it changes nothing in place"
             made.append((call.outputs[0], "what it returns is dropped", cause, is_taken))
+    writes = {n for n, v in run.flow.operation_vertices.items() if "is_held" in v.facts}
     for number, vertex in run.flow.operation_vertices.items():
         is_taken, name = bool(run.takers[number]) or number in ends, f"`{vertex.function}`"
         if vertex.facts.get("is_held") is False and not _is_kept(run, vertex):
             cause = "indexing by a mask or a list copies, and what is written there is lost"
+            into = (run.vertices[n] for n in run.flow.walk([number], back=True, through=writes))
+            if any(v.kind is Kind.CONSTANT for v in into):
+                is_live = vertex.live or "unused" in vertex.facts  # what leads nowhere made nodes
+                cause = _KEPT if is_live and vertex.call >= 0 else _LOGGED
             made.append((number, f"nothing reads what {name} writes", cause, is_taken))
         elif vertex.function == "masked_fill" or vertex.has("dropout"):
             cause = "it returns a new tensor, and writes nothing in place"
@@ -153,7 +158,11 @@ def _untaken(run: Run) -> Faults:
     lines = {(run.vertices[number].line, what) for number, what, _, is_taken in made if is_taken}
     for number, what, cause, _ in made:
         if (line := run.vertices[number].line) and (line, what) not in lines:
-            yield number, what, cause, "warn"
+            yield number, what, cause, "note" if cause is _LOGGED else "warn"
+
+
+_KEPT = "a tensor was made to hold it, and is dropped: return it, or have the next line take it"
+_LOGGED = "a tensor was made to hold it, which this run does not use: for a log, or left over"
 
 
 def _is_kept(run: Run, write: Vertex) -> bool:

@@ -200,6 +200,8 @@ def _finding(
     weights = [r.activations for r in calls if r.activation == "softmax"]
     is_of_one = any(seen is not None and seen.shape[-1:] == (1,) for seen in weights)
     is_of_one |= any(r.options.get("keys") == 1 for r in calls)
+    if is_of_one:
+        cause = "a softmax over a single value, as over one key, gives 1 whatever it is given"
     # of what a batch alone may have left out nothing is sure: a mask, one key, a head at the end
     is_partial = (
         observation.samples < _FEWEST_SAMPLES

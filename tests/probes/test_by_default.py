@@ -56,6 +56,14 @@ class WithLoss(Reader):
         return {"loss": shifting(logits, labels), "logits": logits}
 
 
+class Filling(Reader):
+    """Returns the loss of hidden words beside the logits: at their own places."""
+
+    def forward(self, ids: Tensor, labels: Tensor, kept: Tensor) -> dict[str, Tensor]:
+        logits = super().forward(ids * kept)
+        return {"loss": language(logits, labels), "logits": logits}
+
+
 def shifting(output: Tensor, target: Tensor) -> Tensor:
     """Return the same, one step ahead."""
     return language(output[:, :-1], target[:, 1:])
@@ -181,5 +189,10 @@ def test_the_fixture_probes_and_a_script_does_not(inspector: Any) -> None:
         {"ids": IDS, "labels": IDS}, probes="applicable"
     )
     assert [one.check for one in sees.violations] == ["causality"]
+    hidden = IDS.clone()  # none of them the last: the loss is flat there, and shifts nothing
+    hidden[:, -1] = hidden[:, ::3] = -100
+    filling = Inspector(Filling(causal=False), probes="causality")
+    fills = filling.run_inspection({"ids": IDS, "labels": hidden, "kept": torch.ones_like(IDS)})
+    assert fills.observation.probes["causality"].outcome is Outcome.NOT_APPLICABLE
     assert not inspector(model).run_inspection(batch, probes=False).observation.probes.records
     assert not Inspector(model).run_inspection(batch).observation.probes.records

@@ -276,7 +276,8 @@ class Hooks:
             dimension = recorder.unit_dimension(layer.kind, tensor)
             if is_new:
                 entries.append(recorder.add_output(layer, tensor, dimension, made_by))
-            if _is_among(tensor, frame.inputs):
+            # it is one of those given, and was not written to since
+            if any(tensor is given and version(given) == then for given, then, _ in frame.inputs):
                 layer.returned_input = True
             elif recorder.note_returned(layer, tensor.requires_grad):
                 # where nothing else is returned, a base that was made since has this one view
@@ -333,14 +334,6 @@ class Hooks:
             self.recorder.note_pass_with_graph(layers)
             return False
         return self._differentiating
-
-
-def _is_among(tensor: Tensor, given: Sequence[Given]) -> bool:
-    """Whether `tensor` is one of those given, and was not written to since."""
-    for other, version_then, _ in given:
-        if tensor is other:
-            return version(tensor) == version_then
-    return False
 
 
 def is_traced() -> bool:

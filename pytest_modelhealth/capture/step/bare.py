@@ -149,7 +149,9 @@ def in_mode(model: Any, training: bool | None) -> Iterator[None]:
     if getattr(model, "training", None) is None:  # exported, or run by another runtime
         raise InspectionError(_ONE_MODE.format(type_name(model)))
     state = State(model)
-    guard = Guard(state, values=any(map(_has_own_train, state.modules)), numbers=False)
+    kinds = [getattr(type(m), name) for m in state.modules for name in ("train", "eval")]
+    are_own = any(not getattr(one, "__module__", "").startswith("torch.") for one in kinds)
+    guard = Guard(state, values=are_own, numbers=False)
     with exited_whole(guard):
         try:
             model.train(training)
@@ -162,11 +164,3 @@ _ONE_MODE = (
     "{} is in the mode it was made in, for good: leave training out, or inspect the model that it "
     "was made of"
 )
-
-
-def _has_own_train(module: nn.Module) -> bool:
-    """Whether `train` or `eval` of a module is not that of torch."""
-    return any(
-        not getattr(getattr(type(module), name), "__module__", "").startswith("torch.")
-        for name in ("train", "eval")
-    )

@@ -57,13 +57,8 @@ def reordered(samples: Samples, *, halved: bool = False) -> Change:
     return Change("samples permuted", samples.select(order), same, rows=rows)
 
 
-def _causality(runs: Runs) -> Change | None:
-    sequence = asked_sequence(runs)
-    return permuted(runs, sequence) if sequence.shift == 1 else None
-
-
 _CHANGES: dict[str, Callable[[Runs], Change | None]] = {
-    "causality": _causality,
+    "causality": lambda runs: permuted(runs, s) if (s := asked_sequence(runs)).shift == 1 else None,
     "padding": lambda runs: padding_in(runs).change(),
     # half of the samples cost less, and sizes tell which rows are theirs
     "sample_independence": lambda runs: reordered(runs.batch.ordered_samples, halved=True),

@@ -225,7 +225,9 @@ def _predicted(runs: Runs) -> Sequence | None:
             if tensor is target or (is_of_loss and (number not in words or axis != (dim or 1) % 2)):
                 continue
             shift = _shift(target, tensor, axis)
-            if shift == 0 and not is_of_loss:
+            # where no sample is asked for a last word, the loss is flat there without a shift
+            is_asked = target.ndim <= axis or bool((target.select(axis, -1) >= 0).any())
+            if shift == 0 and not is_of_loss and is_asked:
                 shift = int(_is_flat_at_the_end(runs, axis, tensor.shape[axis]))
             if shift == 1 or (is_of_loss and shift is not None):
                 later = {0: "in the same place", 1: "one step later", -1: "one step before"}

@@ -198,9 +198,10 @@ class _Point:
             self.live = [n for n, output in enumerate(outputs) if output.requires_grad]
             self.values = [outputs[n] for n in self.live]
             self.weights = [self.random(output).to(output.dtype) for output in self.values]
-            gradients = torch.autograd.grad(
-                self.values, [*live.values()], self.weights, materialize_grads=True
-            )
+            # a sum of its own: to be given weights, `grad` imports sympy, which takes a second
+            pairs = zip(self.values, self.weights, strict=True)
+            total: Any = sum((value * weight).sum() for value, weight in pairs)
+            gradients = torch.autograd.grad(total, [*live.values()], materialize_grads=True)
         except Exception as error:
             raise UntellableError(f"in float64 it raises {in_one_line(error)}") from error
         if not all(map(torch.equal, outputs, again)):

@@ -189,10 +189,6 @@ class AttentionReader:
         hidden &= ~hidden.all(along, keepdim=True)
         return facts | {"kept": (result.detach().where(hidden, result.new_zeros(())).amax(),)}
 
-    def _dropout(self, said: Facts, given: list[Any], result: Tensor) -> Facts:
-        self.pass_on("dropout", (given[0](), said["p"], said["training"]), {}, result)
-        return {}
-
     def _attention(self, said: Facts, given: list[Any], _: Tensor) -> Facts:
         """Of a fused attention the sizes of the queries, and what its mask hides.
 
@@ -238,7 +234,9 @@ class AttentionReader:
 
 READ_LAYERS: dict[str, Callable[..., Facts]] = {
     **dict.fromkeys(("softmax", "Softmax"), AttentionReader._softmax),
-    "Dropout": AttentionReader._dropout,
+    "Dropout": lambda reader, said, given, result: (
+        reader.pass_on("dropout", (given[0](), said["p"], said["training"]), {}, result) or {}
+    ),
     **dict.fromkeys(("embedding", "Embedding"), AttentionReader._lookup),
     **dict.fromkeys(("LSTM", "LSTMCell"), AttentionReader._states),
     "scaled_dot_product_attention": AttentionReader._attention,

@@ -177,16 +177,6 @@ def _pieces(_: FactReader, args: tuple[Any, ...], kwargs: Mapping[str, Any], r: 
     return {"pieces": len(r), "dims": (dim % args[0].ndim,), "ndim": args[0].ndim}
 
 
-def _product(reader: FactReader, args: tuple[Any, ...], _: Any, result: Any) -> Facts:
-    """Of a product the sizes, and what the weights of a softmax in it sum to."""
-    return reader.attention.product(args, result)
-
-
-def _masks(reader: FactReader, _: Any, kwargs: Mapping[str, Any], __: Any) -> Facts:
-    """Of torch's attention whether a mask that it adds is of zeros and ones."""
-    return reader.attention.masks([kwargs.get("attn_mask"), kwargs.get("key_padding_mask")])
-
-
 _READERS: dict[str, Reader] = {
     **dict.fromkeys({*having("whole") - having("copy"), "repeat", "repeat_interleave"}, _sizes),
     **dict.fromkeys(("chunk", "split"), _pieces),
@@ -199,8 +189,13 @@ _READERS: dict[str, Reader] = {
     **dict.fromkeys(having("sum") - having("difference", "matrix"), _added),
     **dict.fromkeys(("normalize", "cosine_similarity"), _among),
     **dict.fromkeys(having("total", "average"), _dimensions),
-    "multi_head_attention_forward": _masks,
-    **dict.fromkeys(("matmul", "bmm", "mm", "einsum", "mv"), _product),
+    "multi_head_attention_forward": lambda reader, _, kwargs, __: reader.attention.masks(
+        [kwargs.get("attn_mask"), kwargs.get("key_padding_mask")]
+    ),
+    **dict.fromkeys(
+        ("matmul", "bmm", "mm", "einsum", "mv"),
+        lambda reader, args, _, result: reader.attention.product(args, result),
+    ),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from pytest_modelhealth.capture.observing.autograd_graph import operation
 from pytest_modelhealth.capture.observing.flow.attention import Facts
@@ -31,6 +32,8 @@ def is_own(function: type | None) -> bool:
     )
 
 
+CUSTOM: type = BackwardCFunction
+"""The class of the nodes of custom functions."""
 _ACCUMULATES = (1 << 64) - 1
 """The number of every node that stands for a leaf."""
 
@@ -64,12 +67,13 @@ class Origins:
         self._begins = [-1]  # their first numbers
         self._by_number: dict[int | tuple[int, int], int] = {}
         self._plain = KnownTensors[int]()
+        self._within: dict[tuple[int, int], int] = {}  # what custom functions gave, as made inside
         # vertices of leaves that are none of the sources, by id: the graph holds these
         self.leaves: dict[int, int] = {}
         self.earlier: int | None = None  # the last vertex of what was computed before the run
         self._sources: dict[int, Source] = {}
         self._unnamed: Iterator[Source] = iter(())
-        self._source_vertices: dict[int, int] = {}
+        self.source_vertices: dict[int, int] = {}  # those met, by id
         self._functions: list[Function] = []
         self._marks: object | None = None  # the key of marks in the metadata of nodes
         self._unseen: dict[int, tuple[tuple[int, ...], int]] = {}  # by call; calls until then
@@ -89,16 +93,21 @@ class Origins:
         if node is None:
             return self._of_leaf(tensor) if tensor.requires_grad else self.of_plain(tensor)
         number, output = node._sequence_nr(), tensor.output_nr
-        known = self._known(node, number, output)
-        if known is not None:
+        if (known := self._known(node, number, output)) is not None:
             return known
-        if "CheckpointFunction" in node.name():
-            seen = self._plain.latest(tensor)
-            if seen is not None:
+        if isinstance(node, CUSTOM) and (seen := self._plain.latest(tensor)) is not None:
+            if "CheckpointFunction" in node.name():
                 self._rows.revive(number)
                 self._by_number[(number, output) if output else number] = seen
                 return seen
+            self.see_made_within(tensor)
         return self._walk(node, output)
+
+    def see_made_within(self, tensor: Tensor) -> None:
+        """Note as what the forward of a custom function made a tensor."""
+        node: Any = tensor.grad_fn
+        if (seen := self._plain.latest(tensor)) is not None and is_own(node._forward_cls):
+            self._within[node._sequence_nr(), tensor.output_nr] = seen
 
     def of_all(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         """Return the vertex of each tensor."""
@@ -107,10 +116,6 @@ class Origins:
     def put(self, tensor: Tensor, vertex: int) -> None:
         """Say that a vertex made a tensor without a gradient."""
         self._plain.put(tensor, version(tensor), vertex)
-
-    def has_met(self, source: Tensor) -> bool:
-        """Whether a source is a vertex already."""
-        return id(source) in self._source_vertices
 
     def add_function(self, function: Function) -> None:
         """Take a call of a function that made nodes."""
@@ -147,7 +152,7 @@ class Origins:
                 outputs.append(call.index if makes_nodes else self.of(tensor))
                 continue
             now = version(tensor)
-            if self._plain.get(tensor, now) is None and id(tensor) not in self._source_vertices:
+            if self._plain.get(tensor, now) is None and id(tensor) not in self.source_vertices:
                 self._plain.put(tensor, now, call.index)
             outputs.append(self.of_plain(tensor))
         call.outputs = tuple(outputs)
@@ -226,6 +231,7 @@ class Origins:
             if len(operands) < len(following) or number == end - 1:
                 known += unknown
             facts = read if number == end - 1 else None
+        known += self._given_plain(number, output)
         name = operation(node)
         vertex = self._rows.add(
             Kind.OPERATION,
@@ -240,6 +246,18 @@ class Origins:
         self._by_number[(number, output) if output else number] = vertex
         if is_own(getattr(type(node), "_forward_cls", None)):
             self._rows.own_functions.setdefault(number, vertex)
+
+    def _given_plain(self, number: int, output: int) -> list[int]:
+        """Return what the forward of a custom function took without a gradient, of before it."""
+        met, found, todo = set[int](), list[int](), [self._within.pop((number, output), -1)]
+        while todo and (vertex := todo.pop()) >= 0:
+            row = self._rows[vertex]
+            if vertex not in met and not row.live:
+                met.add(vertex)
+                is_inside = (row.begin if isinstance(row, OpenCall) else row.made_at) > number
+                todo += row.operands if is_inside else ()
+                found += [] if is_inside else [vertex]
+        return found
 
     # By its identity.
 
@@ -256,13 +274,13 @@ class Origins:
 
     def _of_leaf(self, tensor: Tensor) -> int:
         key = id(tensor)
-        if key in self._source_vertices:
-            return self._source_vertices[key]
+        if key in self.source_vertices:
+            return self.source_vertices[key]
         if not self._is_named(key):
             return self._of_stranger(tensor)
         kind, parts, _ = self._sources[key]
         vertex = self._rows.add(kind, ".".join(filter(None, parts)), live=tensor.requires_grad)
-        self._source_vertices[key] = vertex
+        self.source_vertices[key] = vertex
         return vertex
 
     def _is_named(self, key: int) -> bool:

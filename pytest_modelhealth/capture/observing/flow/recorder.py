@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.flow.attention import READ_LAYERS, Facts
 from pytest_modelhealth.capture.observing.flow.facts import FactReader
-from pytest_modelhealth.capture.observing.flow.origins import Function, Origins, Source
+from pytest_modelhealth.capture.observing.flow.origins import CUSTOM, Function, Origins, Source
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,
     Place,
@@ -245,8 +245,8 @@ class FlowRecorder:
 
     def _mark(self, call: FunctionCall) -> None:
         """Mark gradients that a thread with a counter of its own made: pytorch#52180."""
-        gradients = [t for t in _tensors((call.result,)) if t.grad_fn is not None]
-        strange = [tensor for tensor in gradients if _is_elsewhere(tensor)]
+        made = _tensors((call.result,))
+        strange = [t for t in made if t.grad_fn is not None and _is_elsewhere(t)]
         if strange:
             operands = self._origins.of_all(_tensors(call.given))
             vertex = self._rows.add(
@@ -257,9 +257,11 @@ class FlowRecorder:
     def _see_live(self, call: FunctionCall) -> None:
         """Note the line of what has nodes, and the operands that the nodes do not know."""
         origins, unknown = self._origins, list(call.written)
-        if call.does not in (WRITE, FIRST):
-            plain = (t for t in _tensors(call.given) if t.grad_fn is None and not t.requires_grad)
-            unknown.extend(map(origins.of_plain, plain))
+        for tensor in _tensors(call.given):
+            if isinstance(tensor.grad_fn, CUSTOM):
+                origins.see_made_within(tensor)
+            elif call.does not in (WRITE, FIRST) and not tensor.requires_grad:
+                unknown.append(origins.of_plain(tensor))
         if call.does == PRODUCT:
             zeros = [a for a in call.args if type(a) in (int, float) and a == 0]
             unknown += [self._rows.add(Kind.CONSTANT, "0") for _ in zeros]
@@ -313,7 +315,7 @@ class FlowRecorder:
 
     def has_met(self, sources: Iterable[Tensor]) -> bool | None:
         """Whether a function or layer took one of the sources; ``None`` if that was not seen."""
-        return any(map(self._origins.has_met, sources)) if self.is_on else None
+        return any(id(s) in self._origins.source_vertices for s in sources) if self.is_on else None
 
     @property
     def has_own_functions(self) -> bool:
