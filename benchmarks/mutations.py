@@ -136,14 +136,14 @@ MUTATIONS = [
     # ---- flow
     Mutation(
         "gradients go back by operations that cut them",
-        "index.graph.vertices[number].passes_gradient(at),",
-        "True,",
+        "enumerate(v.operands) if v.passes_gradient(at)],",
+        "enumerate(v.operands)],",
         "tests/report/test_flow.py",
     ),
     Mutation(
         "a cut hides behind a way that values take",
-        "if by_gradient & goal:",
-        "if self.walk(start) & goal:",
+        "if not live.isdisjoint(goal):",
+        "if not self.walk(start).isdisjoint(goal):",
         "tests/report/test_flow.py",
     ),
     Mutation(

@@ -231,18 +231,8 @@ class Flow(Index):
 
         Empty where one way lets gradients through, and where no way leads there at all.
         """
-        start, goal = self.given_out(source), self.inside(target)
-        by_gradient = self.walk(start, "gradient")
-        if by_gradient & goal:
-            return ()
-        on_the_way = self.walk(start) & self.walk(goal, back=True)
-        cuts = (
-            self.cut(vertex, operand, by_gradient)
-            for vertex in sorted(on_the_way - by_gradient)
-            for position, operand in enumerate(self.graph.vertices[vertex].operands)
-            if operand in by_gradient and not self.graph.vertices[vertex].passes_gradient(position)
-        )
-        return tuple(dict.fromkeys(cuts))
+        cuts = self.cut_ways(self.given_out(source), self.inside(target))
+        return tuple(dict.fromkeys(cuts or ()))
 
     def endings(self, names: Collection[str]) -> dict[str, Ending]:
         """Return for each of `names`, to which no gradient comes, where its way ends, and by what.

@@ -152,12 +152,11 @@ class Index:
             raise InspectionError(f'by must be "value" or "gradient", not {by!r}')
         if by not in self._ways:
             there: list[list[int]] = [[] for _ in self._vertices]
-            back_: list[list[int]] = [[] for _ in self._vertices]
-            for number, vertex in enumerate(self._vertices):
-                for position, operand in enumerate(vertex.operands):
-                    if operand not in back_[number] and _WAYS[by](self, number, position):
-                        there[operand].append(number)
-                        back_[number].append(operand)
+            taken = [_WAYS[by](self, *each) for each in enumerate(self._vertices)]
+            back_ = [[*dict.fromkeys(operands)] for operands in taken]
+            for number, operands in enumerate(back_):
+                for operand in operands:
+                    there[operand].append(number)
             self._ways[by] = there, back_
         return self._ways[by][back]
 
@@ -187,6 +186,21 @@ class Index:
                 if through is None or number in through:
                     todo += ways[number]
         return met
+
+    def cut_ways(
+        self, start: Iterable[int], goal: Collection[int], through: Collection[int] | None = None
+    ) -> list[Cut] | None:
+        """Return where gradients end on all ways from vertices to others, if none lets them by."""
+        live = self.walk(start, "gradient", through=through)
+        if not live.isdisjoint(goal):
+            return None
+        way = self.walk(start, through=through) & self.walk(goal, back=True, through=through)
+        return [
+            self.cut(number, operand, live)
+            for number in sorted(way - live)
+            for position, operand in enumerate(self._vertices[number].operands)
+            if operand in live and not self._vertices[number].passes_gradient(position)
+        ]
 
     def origins(self, *vertices: int, others: Collection[int] = ()) -> frozenset[int]:
         """Return the layers and sources that these are made of, as numbers of vertices.
@@ -345,26 +359,24 @@ def _grouped(pairs: Iterable[tuple[K, int]]) -> dict[K, list[int]]:
     return found
 
 
-def _is_shift(index: Index, number: int, position: int) -> bool:
-    """Whether an operation gives an operand on as it is, or its sum with what is fixed."""
-    vertex, operand = index.graph.vertices[number], index.graph.vertices[number].operands[position]
-    others = (index.is_fixed[other] for other in vertex.operands if other != operand)
-    return vertex.has("whole") or (vertex.has("sum") and all(others))
+def _shifted(index: Index, _: int, vertex: Vertex) -> Iterable[int]:
+    """Return what a vertex gives on as it is, or adds what is fixed to."""
+    if not vertex.has("whole", "sum"):
+        return ()
+    varied = {operand for operand in vertex.operands if not index.is_fixed[operand]}
+    is_whole = vertex.has("whole")
+    return [o for o in vertex.operands if is_whole or varied <= {o}]
 
 
-_WAYS: dict[str, Callable[[Index, int, int], bool]] = {
-    "value": lambda *_: True,
-    "gradient": lambda index, number, at: index.graph.vertices[number].passes_gradient(at),
+_WAYS: dict[str, Callable[[Index, int, Vertex], Iterable[int]]] = {
+    "value": lambda _, n, v: v.operands,
+    "gradient": lambda _, n, v: [o for at, o in enumerate(v.operands) if v.passes_gradient(at)],
     # a walk that stops at the next layers goes on from operations alone, there or back
-    "from operations": lambda index, number, at: (
-        index.homes[index.graph.vertices[number].operands[at]] is None
-    ),
-    "to operations": lambda index, number, _: index.homes[number] is None,
-    "whole": lambda index, number, _: index.graph.vertices[number].has("whole"),
-    "shifted": _is_shift,
-    "viewed": lambda index, number, _: (
-        index.homes[number] is None and index.graph.vertices[number].has("view")
-    ),
-    "scaled": lambda index, number, _: index.graph.vertices[number].has("view", "product"),
+    "from operations": lambda index, n, v: [o for o in v.operands if index.homes[o] is None],
+    "to operations": lambda index, n, v: v.operands if index.homes[n] is None else (),
+    "whole": lambda _, n, v: v.operands if v.has("whole") else (),
+    "shifted": _shifted,
+    "viewed": lambda index, n, v: v.operands if v.has("view") and index.homes[n] is None else (),
+    "scaled": lambda _, n, v: v.operands if v.has("view", "product") else (),
 }
-"""Which operands of which vertices are ways, by what goes along them."""
+"""Which operands of a vertex are ways, by what goes along them."""

@@ -57,18 +57,10 @@ def _cut(index: Index, first: Call, second: Call) -> Cut | None:
 
     The second call may cut off itself what it is given.
     """
-    vertices, start = index.graph.vertices, first.outputs
     for goal in (second.inputs, second.outputs):
-        window = _window(start, goal)
-        live = index.walk(start, "gradient", through=window)
-        if not live.isdisjoint(goal):
-            continue
-        way = index.walk(start, through=window) & index.walk(goal, back=True, through=window)
-        for number in sorted(way - live):
-            for place, operand in enumerate(vertices[number].operands):
-                if operand in live and not vertices[number].passes_gradient(place):
-                    return index.cut(number, operand, live)
-        return None
+        cuts = index.cut_ways(first.outputs, goal, _window(first.outputs, goal))
+        if cuts is not None:
+            return next(iter(cuts), None)
     return None
 
 
