@@ -42,38 +42,26 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Comparison": "comparison.comparison",
-    "Check": "checks",
-    "Finding": "report",
-    "HealthReport": "report",
-    "History": "training.monitoring.history",
-    "Inconclusive": "report",
-    "InspectionError": "errors",
-    "Inputs": "capture",
-    "Inspector": "inspector",
-    "LayerNotFoundError": "errors",
-    "LayerRecord": "report",
-    "ModelHealthError": "errors",
-    "ModelHealthSuite": "plugin.suite.suite",
-    "ModelHealthWarning": "errors",
-    "ModelSummary": "report",
-    "Observation": "report",
-    "RemovableLayer": "report.parts",
-    "RemovableUnits": "removal.result",
-    "Setting": "settings",
-    "Settings": "settings",
-    "SettingsError": "errors",
-    "Status": "report",
-    "StepRow": "training.monitoring.row",
-    "TensorStatistics": "statistics",
-    "TrainingMonitor": "training.monitoring.monitor",
-    "UnknownNameError": "errors",
-    "Verdict": "report",
-    "Violation": "report",
-    "compare": "comparing",
-    "modelhealth_suite": "plugin.suite.suite",
+_NAMES = {
+    "capture": "Inputs",
+    "checks": "Check",
+    "comparing": "compare",
+    "comparison.comparison": "Comparison",
+    "errors": "InspectionError LayerNotFoundError ModelHealthError ModelHealthWarning "
+    "SettingsError UnknownNameError",
+    "inspector": "Inspector",
+    "plugin.suite.suite": "ModelHealthSuite modelhealth_suite",
+    "removal.result": "RemovableUnits",
+    "report": "Finding HealthReport Inconclusive LayerRecord ModelSummary Observation "
+    "Status Verdict Violation",
+    "report.parts": "RemovableLayer",
+    "settings": "Setting Settings",
+    "statistics": "TensorStatistics",
+    "training.monitoring.history": "History",
+    "training.monitoring.monitor": "TrainingMonitor",
+    "training.monitoring.row": "StepRow",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_HOMES]
 
