@@ -3,7 +3,9 @@
 
 #include <immintrin.h>
 
-enum { AHEAD = 512 }; /* floats to fetch before they are read */
+/* Floats to fetch before they are read, to the second-level cache: it waits for more lines at once than the
+ * first, and a tensor that was just written lies beyond both. */
+enum { AHEAD = 1536 };
 
 #ifdef __AVX512F__
 typedef __m512 Floats;
@@ -80,7 +82,7 @@ static inline int64_t add_row_vectors(const float *values, int64_t count, double
     }
     int64_t start = 0;
     for (; start + LANES <= count; start += LANES) {
-        __builtin_prefetch(values + start + AHEAD);
+        __builtin_prefetch(values + start + AHEAD, 0, 2);
         add_lanes(values + start, pivot, &moments);
         for (int i = 0; extremes && i < FLOATS; i++) {
             Floats value = OF_FLOATS(loadu)(values + start + i * WIDTH);
@@ -104,7 +106,7 @@ static inline int64_t add_columns_vectors(const float *values, int64_t rows, int
     int64_t whole_lanes = columns / LANES * LANES;
     for (; rows; rows--, values += stride)
         for (int64_t start = 0; start < whole_lanes; start += LANES) {
-            __builtin_prefetch(values + start + AHEAD);
+            __builtin_prefetch(values + start + AHEAD, 0, 2);
             add_lanes(values + start, pivot, &moments);
             for (int64_t i = start; i < start + LANES; i += WIDTH) {
                 Floats value = OF_FLOATS(loadu)(values + i);
