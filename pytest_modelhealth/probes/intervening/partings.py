@@ -129,7 +129,8 @@ def _place(event: Event, difference: Difference, observation: Observation) -> Pl
         chosen = any(_chooses(vertices[n]) for n in flow.inside(layer))
         return Place(replace(place, line=flow.line(layer)), chosen, observation)
     near = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
-    inner = sorted(near, key=vertices.index)  # those of parameters may come last otherwise
+    order = {id(vertex): number for number, vertex in enumerate(vertices)}
+    inner = sorted(near, key=lambda v: order[id(v)])  # those of parameters may come last otherwise
     names = (v.function.removeprefix("unsafe_") for v in inner if v.function != "clone")
     place = replace(
         place,

@@ -23,7 +23,7 @@ from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.loss import compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.probes.conventions import Conventions, UntellableError
-from pytest_modelhealth.probes.intervening.batches import Batch, changeable, is_number
+from pytest_modelhealth.probes.intervening.batches import SEED, Batch, changeable, is_number
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
@@ -40,6 +40,7 @@ class Ran:
     outputs: list[Tensor] = field(default_factory=list)  # copied
     error: str = ""  # what it raised instead, as text
     wrote: tuple[int, ...] = ()  # which tensors of its batch it wrote to
+    drew: bool = False  # whether it drew random numbers, on the CPU
     returned: Any = None  # the outputs as the loss takes them
 
 
@@ -177,6 +178,12 @@ class Runs:
         difference = largest_difference(self.base.outputs, again.outputs)
         return not again.error and (difference is None or difference.effect <= _STEADY)
 
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether other random numbers give another output."""
+        again = self.forward(self.batch.copy(), seed=SEED) if self.base.drew else self.base
+        return are_apart(self.base.outputs, again.outputs)
+
     @property
     def repeats(self) -> bool:
         """Whether a second call in a row, with other random numbers, gives the same."""
@@ -216,11 +223,13 @@ class Runs:
                 self.model.eval()  # which may be the user's own
             if seed is not None:
                 torch.manual_seed(seed)
+            numbers = torch.get_rng_state()
             with torch.set_grad_enabled(torch.is_grad_enabled() and self._has_graphs):
                 ran.returned = self.output(batch)
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
             ran.error = in_one_line(error)
             return ran
+        ran.drew = not torch.equal(numbers, torch.get_rng_state())
         ran.wrote = tuple(n for n, t in enumerate(arguments) if version(t) != versions[n])
         with torch.no_grad():
             ran.outputs = [tensor.detach().clone() for tensor in find_tensors(ran.returned)]

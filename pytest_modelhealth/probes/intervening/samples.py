@@ -125,7 +125,7 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
 def _out_of_order(runs: Runs) -> list[Effect]:
     """Return the effects on outputs that do not follow their samples into another order."""
     lacking = "no output has a row for each of them"
-    moved = moved_by(runs, reordered(runs.batch.ordered_samples), lacking=lacking)
+    moved = moved_by(runs, reordered(runs), lacking=lacking)
     if moved and not runs.repeats:
         raise NotApplicableError("it draws random numbers, or keeps something from call to call")
     return moved
