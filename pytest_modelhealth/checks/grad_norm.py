@@ -22,6 +22,7 @@ from pytest_modelhealth.checks.facts import (
     is_scale,
     largest_at,
     linear_maps,
+    listed,
     seems_trained,
     trainable,
 )
@@ -73,6 +74,11 @@ def _relative_gradient(record: LayerRecord) -> float:
     both = [(learning[n], s) for n, s in record.parameter_gradients.items() if n in learning]
     weights, gradients = (_rms(seen) for seen in zip(*both, strict=True)) if both else (0.0, 0.0)
     return gradients / max(weights, _SMALLEST_WEIGHT_RMS)
+
+
+def _gain(record: LayerRecord) -> float:
+    """Return by how much the weights of a layer change the scale of a gradient."""
+    return max((m.scale_by_fan_out for m in linear_maps(record)), default=1.0)
 
 
 def _rms(statistics: Sequence[TensorStatistics]) -> float:
@@ -226,7 +232,11 @@ def _why_it_fades(walk: _Walk, way: list[LayerRecord]) -> str:
     if len(sizes) < 2 or not sizes[0]:
         return cause
     factor = (sizes[-1] / sizes[0]) ** (1.0 / (len(sizes) - 1))
-    if any(record.activation in _STEEP for record in called(walk.observation)):
+    small = {repr(r.label): gain for r in way if (gain := _gain(r)) < 1.0 / _GREAT}
+    if small and math.prod(small.values()) < math.sqrt(sizes[0] / sizes[-1]):
+        cause = f"the weights of {listed(small)} are too small for their width, and nothing "
+        cause += "normalises"
+    elif any(record.activation in _STEEP for record in called(walk.observation)):
         cause = f"sigmoids (a slope of 0.25 at most), {cause}"
     return f"it shrinks {factor:.3g} times a layer over {len(sizes) - 1} layers: {cause}"
 
@@ -275,8 +285,7 @@ def _gates(walk: _Walk) -> dict[str, float]:
     small = dict[str, float]()
     for record in walk.records:
         parts = [s.rms for s in trainable(record).values() if is_scale(s.shape)]
-        parts += [max((m.scale_by_fan_out for m in linear_maps(record)), default=0.0)]
-        if parts := [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]:
+        if parts := [part for part in (*parts, _gain(record)) if 0.0 < part < _SMALLEST_WEIGHT_RMS]:
             small[record.name] = min(parts)
     weighted = {r.name: 1.0 for r in called(walk.observation) if linear_maps(r)} if small else {}
     before_weights = nearest(walk.observation, weighted, back=True) if small else {}
@@ -313,7 +322,7 @@ def _single_change(
     if sign > 0.0:
         how, verb = f"grows {math.exp(change):.3g} times", "magnifies"
     message = f"the gradient {how} on its way back through it"
-    gain = max((m.scale_by_fan_out for m in linear_maps(layer)), default=1.0)
+    gain = _gain(layer)
     if not 1.0 / _GREAT < gain < _GREAT:
         size = f"too {'large' if gain > 1.0 else 'small'} for its width"
         rms = _rms([*layer.parameters.values()])

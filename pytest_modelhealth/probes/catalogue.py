@@ -195,7 +195,8 @@ PROBES.add(
         "design": Kind(
             "it chooses among the values of all samples (topk), moves or normalises by them, or "
             "takes them for one sequence (then unsqueeze(1)): check the dim; experts that choose "
-            "among all tokens, negatives and attention between rows do so on purpose",
+            "among all tokens, negatives, attention between rows and a solver's own step do so on "
+            "purpose",
             may_be_meant=True,
             is_asked_for=True,
         ),

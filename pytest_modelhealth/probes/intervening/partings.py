@@ -25,6 +25,7 @@ class Place(NamedTuple):
     parting: Parting
     chosen: bool  # whether values are chosen among there (``topk``), as by experts among tokens
     observation: Observation
+    has_number: bool = False  # whether a layer before was given another number, of no dimensions
 
     @property
     def record(self) -> LayerRecord:
@@ -64,7 +65,7 @@ def parting(
     if visitor.first is None or observation is None:
         effect, at, before, after = difference
         return Parting(kind(None), effect, place=str(at), before=before, after=after)
-    place = _place(*visitor.first, observation)
+    place = _place(*visitor.first, observation)._replace(has_number=visitor.has_number)
     return replace(place.parting, kind=kind(place), effect=difference.effect)
 
 
@@ -91,6 +92,7 @@ class _Visitor:
         self.counts = Counter[tuple[str, str]]()
         self.is_second = False
         self.first: tuple[Event, Difference] | None = None
+        self.has_number = False
 
     def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
         """See one tensor of a layer."""
@@ -100,13 +102,16 @@ class _Visitor:
         if value.is_meta or not value.numel():
             return
         event = layer, role, self.counts[layer, role]
+        before_it = layer, role, event[2] - 1
         self.counts[layer, role] += 1
         with torch.no_grad(), torch._C.DisableTorchFunction():
             if not self.is_second:
                 self._numbers[event] = self._store.put(value)
-            elif self.first is None and event in self._numbers:
-                before = self._store[self._numbers[event]]
-                difference = self._change.difference(before, value.detach().cpu())
+            # a number may come behind what it was made for: f(x, time)
+            elif event in self._numbers and (not self.first or self.first[0] == before_it):
+                before, after = self._store[self._numbers[event]], value.detach().cpu()
+                self.has_number |= role == "inputs" and not after.ndim and bool(before != after)
+                difference = None if self.first else self._change.difference(before, after)
                 if difference is not None and difference.effect > 0.0:
                     self.first = event, difference
 

@@ -162,8 +162,10 @@ def _is_certain(runs: Runs, parting: Parting) -> bool:
 
 def _kind(samples: int, place: Place | None) -> str:
     """Return by what samples see each other: what may be meant so is a kind of its own."""
-    if place is None or place.chosen:
-        return "values" if place is None else DESIGN
+    if place is None:
+        return "values"
+    if place.chosen or place.has_number:  # as the size of an adaptive solver's step
+        return DESIGN
     record, at, flow = place.record, place.parting, flow_of(place.observation)
     is_meant = record.options.get("track_running_stats") is False
     inside = frozenset() if at.taker else flow.inside(at.layer)
@@ -173,8 +175,11 @@ def _kind(samples: int, place: Place | None) -> str:
     if at.taker and at.between and set(at.between) <= having("move"):
         is_meant |= set(flow.producers(at.taker)) <= set(flow.inputs)  # negatives, replayed steps
     is_sequential = "batch_first" in record.options or record.type_name == "MultiheadAttention"
-    shape = () if record.inputs is None or not is_sequential else record.inputs.shape
-    is_one = len(shape) == 2 or (len(shape) == 3 and 1 in shape[:2])  # one sequence
+    shape = () if record.inputs is None else record.inputs.shape
+    if is_sequential:
+        is_one = len(shape) == 2 or (len(shape) == 3 and 1 in shape[:2])  # one sequence
+    else:  # the scores of one
+        is_one = record.activation == "softmax" and len(shape) > 2 and shape[0] == 1
     return DESIGN if is_meant or is_one else "values"
 
 
