@@ -50,8 +50,7 @@ class _Walk:
             and not any(s.nonfinite_count for s in record.parameter_gradients.values())
         ]
         self.ratios = {record.name: _relative_gradient(record) for record in self.records}
-        sent = observation.layers[""].gradients
-        self.sent = 0.0 if sent is None else sent.norm
+        self.sent = sent.norm if (sent := observation.layers[""].gradients) else 0.0
         """The norm of what the loss sends back; a mean of errors around one sends less than one."""
 
     @cached_property
@@ -213,8 +212,8 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
         return
     first, part, way = starved[0], parts[starved[0].name], walk.way(starved[0].name)
     message = f"its gradient is {part:.2g} of that in the layers after it: it vanished"
-    change = _single_change(walk, way, -1.0) or (first, message, _why_it_fades(walk, way))
-    culprit, message, cause = change
+    fading = first, message, _why_it_fades(walk, way)
+    culprit, message, cause = _single_change(walk, way, -1.0) or fading
     yield GRAD_NORM.violation(
         culprit,
         message,
@@ -234,8 +233,7 @@ def _why_it_fades(walk: _Walk, way: list[LayerRecord]) -> str:
     factor = (sizes[-1] / sizes[0]) ** (1.0 / (len(sizes) - 1))
     small = {repr(r.label): gain for r in way if (gain := _gain(r)) < 1.0 / _GREAT}
     if small and math.prod(small.values()) < math.sqrt(sizes[0] / sizes[-1]):
-        cause = f"the weights of {listed(small)} are too small for their width, and nothing "
-        cause += "normalises"
+        cause = f"the weights of {listed(small)} are too small, and nothing normalises"
     elif any(record.activation in _STEEP for record in called(walk.observation)):
         cause = f"sigmoids (a slope of 0.25 at most), {cause}"
     return f"it shrinks {factor:.3g} times a layer over {len(sizes) - 1} layers: {cause}"
@@ -358,8 +356,7 @@ def _unmoving(walk: _Walk) -> Iterator[Finding]:
     if abs(loss) <= _LEARNT and not is_scaled:
         return
     # the first layer at whose output the gradient is usual
-    ran = [(record, record.gradients) for record in called(observation)]
-    usual = [record for record, seen in ran if seen and seen.abs_max >= _UNMOVING]
+    usual = [r for r in called(observation) if (g := r.gradients) and g.abs_max >= _UNMOVING]
     culprit = next(iter(innermost(usual)), observation.layers[""])
     why = "the loss itself sends nothing back: a factor near zero, or it is flat so far out"
     if usual:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.batches import is_number, permutation
+from pytest_modelhealth.probes.intervening.batches import SEED, is_number, permutation
 from pytest_modelhealth.probes.intervening.future import asked_sequence, permuted
 from pytest_modelhealth.probes.intervening.leaks import Change, effects, rows_of
 from pytest_modelhealth.probes.intervening.padding import padding_in
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.running import Runs, are_apart
 
 
 def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableError]:
@@ -47,8 +47,10 @@ def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableE
 def reordered(runs: Runs, *, halved: bool = False) -> Change:
     """Return the change to another order, of all of them or of half."""
     samples = runs.batch.ordered_samples
-    if runs.is_random:
-        raise NotApplicableError("it draws random numbers, which do not follow its samples")
+    if runs.base.drew:
+        another = runs.forward(runs.batch.copy(), seed=SEED)
+        if are_apart(runs.base.outputs, another.outputs):
+            raise NotApplicableError("it draws random numbers, which do not follow its samples")
     count = samples.number
     order = permutation(count)[: max(2, count // 2) if halved else count]
 

@@ -275,8 +275,7 @@ def _judged(point: _Point, place: int) -> Parting | None:
         return torch.stack([(candidate * one).sum().cpu() for one in directions])
 
     def slopes(step: float) -> Tensor:
-        found = (point.slope(place, one, step) for one in directions)
-        return torch.tensor([*found], dtype=torch.float64)
+        return torch.tensor([point.slope(place, d, step) for d in directions], dtype=torch.float64)
 
     slope = slopes(_STEP)
     if not slope.isfinite().all() or not gradient.isfinite().all():

@@ -23,9 +23,10 @@ class Place(NamedTuple):
     """Where two runs part: the first layer that differs, or in whose own code they part."""
 
     parting: Parting
-    chosen: bool  # whether values are chosen among there (``topk``), as by experts among tokens
+    # whether values are chosen among there (``topk``), as by experts among tokens, or a number
+    # without dimensions is made of all, as the size of a solver's step
+    chosen: bool
     observation: Observation
-    has_number: bool = False  # whether a layer before was given another number, of no dimensions
 
     @property
     def record(self) -> LayerRecord:
@@ -37,16 +38,11 @@ DESIGN = "design"
 """The kind of what some designs do on purpose, as where values are chosen among others."""
 
 
-def by_choice(place: Place | None) -> str:
-    """Return whether values are chosen where runs part, as a kind."""
-    return DESIGN if place is not None and place.chosen else "values"
-
-
 def parting(
     runs: Runs,
     change: Change,
     difference: Difference,
-    kind: Callable[[Place | None], str] = by_choice,
+    kind: Callable[[Place | None], str] = lambda at: DESIGN if at and at.chosen else "values",
 ) -> Parting:
     """Return what a change does to an output, and where in two more, watched runs that begins."""
     if not runs.is_steady:
@@ -63,9 +59,9 @@ def parting(
         with change.within():
             observation = _watch(runs, runs.batch.copy(change.values), visitor, change.seed)
     if visitor.first is None or observation is None:
-        effect, at, before, after = difference
-        return Parting(kind(None), effect, place=str(at), before=before, after=after)
-    place = _place(*visitor.first, observation)._replace(has_number=visitor.has_number)
+        return Parting(kind(None), **difference._asdict())
+    place = _place(*visitor.first, observation)
+    place = place._replace(chosen=place.chosen or visitor.has_number)
     return replace(place.parting, kind=kind(place), effect=difference.effect)
 
 
@@ -124,8 +120,8 @@ class _Visitor:
 
 def _place(event: Event, difference: Difference, observation: Observation) -> Place:
     """Return the layer of a tensor; what a layer takes is made by its caller's own code."""
-    (layer, role, _), (effect, index, before, after) = event, difference
-    place = Parting("values", effect, layer, role, "", str(index), before, after)
+    layer, role, _ = event
+    place = Parting("values", layer=layer, role=role, **difference._asdict())
     flow = observation.flow
     if flow is None or layer not in flow or not flow.calls(layer):
         return Place(place, False, observation)

@@ -23,7 +23,7 @@ from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.loss import compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.probes.conventions import Conventions, UntellableError
-from pytest_modelhealth.probes.intervening.batches import SEED, Batch, changeable, is_number
+from pytest_modelhealth.probes.intervening.batches import Batch, changeable, is_number
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
@@ -178,19 +178,6 @@ class Runs:
         difference = largest_difference(self.base.outputs, again.outputs)
         return not again.error and (difference is None or difference.effect <= _STEADY)
 
-    @cached_property
-    def is_random(self) -> bool:
-        """Whether other random numbers give another output."""
-        again = self.forward(self.batch.copy(), seed=SEED) if self.base.drew else self.base
-        return are_apart(self.base.outputs, again.outputs)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether a second call in a row, with other random numbers, gives the same."""
-        with self.kept(()):
-            first, second = (self.take(self.batch.copy()) for _ in range(2))
-        return not second.error and not are_apart(first.outputs, second.outputs)
-
     @contextmanager
     def held(self) -> Iterator[None]:
         """Put everything back once for all runs inside, which is a good part of a small one."""
@@ -289,7 +276,7 @@ class Difference(NamedTuple):
     """
 
     effect: float
-    place: tuple[int, ...]
+    place: str
     before: float
     after: float
 
@@ -305,7 +292,7 @@ def difference_of(before: Tensor, after: Tensor, same: Tensor | None = None) -> 
     a, b = before.detach(), after.detach()
     equal = a == b if same is None else (a == b) | ~same
     if bool(equal.all()):  # as a rule, and far cheaper to see
-        return Difference(0.0, (), 0.0, 0.0)
+        return Difference(0.0, "", 0.0, 0.0)
     if a.is_complex():
         a, b, equal = torch.view_as_real(a), torch.view_as_real(b), equal.unsqueeze(-1)
     if a.dtype not in (torch.float32, torch.float64):
@@ -321,8 +308,8 @@ def difference_of(before: Tensor, after: Tensor, same: Tensor | None = None) -> 
             )
         index = int(distance.argmax())
         most, *values = (float(one.reshape(-1)[index]) for one in (distance, a, b))
-        place = tuple(int(n) for n in np.unravel_index(index, a.shape))
-        return Difference(most / scale if scale else 0.0, place[: before.ndim], *values)
+        place = [int(n) for n in np.unravel_index(index, a.shape)][: before.ndim]
+        return Difference(most / scale if scale else 0.0, str((*place,)), *values)
 
 
 def _rms(values: Tensor) -> float:
