@@ -322,8 +322,8 @@ MUTATIONS = [
     ),
     Mutation(
         "another seed is the usual one",
-        "                torch.manual_seed(seed)\n            with torch.set",
-        "                pass\n            with torch.set",
+        "                torch.manual_seed(seed)\n            numbers =",
+        "                pass\n            numbers =",
         "tests/probes/test_verdicts.py",
     ),
     Mutation(

@@ -169,6 +169,7 @@ FAULTS = {
     "one layer grows": (lambda: with_head(*off(1e10)), "fail", "6", "grows", "its weights", ...),
     "every layer shrinks": (
         lambda: with_head(*deep(5, 1e-4, nn.ReLU)), "fail", "0", "times a layer over 5 layers",
+        "are too small",
     ),
     # past it nothing goes
     "a block's scale": (lambda: gated(residual=False), "fail", "1"),

@@ -22,6 +22,7 @@ from pytest_modelhealth.checks.facts import (
     is_scale,
     largest_at,
     linear_maps,
+    listed,
     seems_trained,
     trainable,
 )
@@ -49,8 +50,7 @@ class _Walk:
             and not any(s.nonfinite_count for s in record.parameter_gradients.values())
         ]
         self.ratios = {record.name: _relative_gradient(record) for record in self.records}
-        sent = observation.layers[""].gradients
-        self.sent = 0.0 if sent is None else sent.norm
+        self.sent = sent.norm if (sent := observation.layers[""].gradients) else 0.0
         """The norm of what the loss sends back; a mean of errors around one sends less than one."""
 
     @cached_property
@@ -73,6 +73,11 @@ def _relative_gradient(record: LayerRecord) -> float:
     both = [(learning[n], s) for n, s in record.parameter_gradients.items() if n in learning]
     weights, gradients = (_rms(seen) for seen in zip(*both, strict=True)) if both else (0.0, 0.0)
     return gradients / max(weights, _SMALLEST_WEIGHT_RMS)
+
+
+def _gain(record: LayerRecord) -> float:
+    """Return by how much the weights of a layer change the scale of a gradient."""
+    return max((m.scale_by_fan_out for m in linear_maps(record)), default=1.0)
 
 
 def _rms(statistics: Sequence[TensorStatistics]) -> float:
@@ -207,8 +212,8 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
         return
     first, part, way = starved[0], parts[starved[0].name], walk.way(starved[0].name)
     message = f"its gradient is {part:.2g} of that in the layers after it: it vanished"
-    change = _single_change(walk, way, -1.0) or (first, message, _why_it_fades(walk, way))
-    culprit, message, cause = change
+    fading = first, message, _why_it_fades(walk, way)
+    culprit, message, cause = _single_change(walk, way, -1.0) or fading
     yield GRAD_NORM.violation(
         culprit,
         message,
@@ -226,7 +231,10 @@ def _why_it_fades(walk: _Walk, way: list[LayerRecord]) -> str:
     if len(sizes) < 2 or not sizes[0]:
         return cause
     factor = (sizes[-1] / sizes[0]) ** (1.0 / (len(sizes) - 1))
-    if any(record.activation in _STEEP for record in called(walk.observation)):
+    small = {repr(r.label): gain for r in way if (gain := _gain(r)) < 1.0 / _GREAT}
+    if small and math.prod(small.values()) < math.sqrt(sizes[0] / sizes[-1]):
+        cause = f"the weights of {listed(small)} are too small, and nothing normalises"
+    elif any(record.activation in _STEEP for record in called(walk.observation)):
         cause = f"sigmoids (a slope of 0.25 at most), {cause}"
     return f"it shrinks {factor:.3g} times a layer over {len(sizes) - 1} layers: {cause}"
 
@@ -275,8 +283,7 @@ def _gates(walk: _Walk) -> dict[str, float]:
     small = dict[str, float]()
     for record in walk.records:
         parts = [s.rms for s in trainable(record).values() if is_scale(s.shape)]
-        parts += [max((m.scale_by_fan_out for m in linear_maps(record)), default=0.0)]
-        if parts := [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]:
+        if parts := [part for part in (*parts, _gain(record)) if 0.0 < part < _SMALLEST_WEIGHT_RMS]:
             small[record.name] = min(parts)
     weighted = {r.name: 1.0 for r in called(walk.observation) if linear_maps(r)} if small else {}
     before_weights = nearest(walk.observation, weighted, back=True) if small else {}
@@ -313,7 +320,7 @@ def _single_change(
     if sign > 0.0:
         how, verb = f"grows {math.exp(change):.3g} times", "magnifies"
     message = f"the gradient {how} on its way back through it"
-    gain = max((m.scale_by_fan_out for m in linear_maps(layer)), default=1.0)
+    gain = _gain(layer)
     if not 1.0 / _GREAT < gain < _GREAT:
         size = f"too {'large' if gain > 1.0 else 'small'} for its width"
         rms = _rms([*layer.parameters.values()])
@@ -349,8 +356,7 @@ def _unmoving(walk: _Walk) -> Iterator[Finding]:
     if abs(loss) <= _LEARNT and not is_scaled:
         return
     # the first layer at whose output the gradient is usual
-    ran = [(record, record.gradients) for record in called(observation)]
-    usual = [record for record, seen in ran if seen and seen.abs_max >= _UNMOVING]
+    usual = [r for r in called(observation) if (g := r.gradients) and g.abs_max >= _UNMOVING]
     culprit = next(iter(innermost(usual)), observation.layers[""])
     why = "the loss itself sends nothing back: a factor near zero, or it is flat so far out"
     if usual:

@@ -47,8 +47,7 @@ PROBES = Catalogue(
 
 
 def _largest(name: str, what: str, more: str = "", default: float = 1e-4) -> tuple[Setting, ...]:
-    size = f"by the output's root mean square (healthy models: 0{more})"
-    text = f"largest change of {what}, {size}"
+    text = f"largest change of {what}, by the output's root mean square (healthy models: 0{more})"
     return (Ratio(name, default=default, help=text, per_layer=False),)
 
 
@@ -195,7 +194,7 @@ PROBES.add(
         "design": Kind(
             "it chooses among the values of all samples (topk), moves or normalises by them, or "
             "takes them for one sequence (then unsqueeze(1)): check the dim; experts that choose "
-            "among all tokens, negatives and attention between rows do so on purpose",
+            "among all tokens, negatives, attention between rows and solvers do so on purpose",
             may_be_meant=True,
             is_asked_for=True,
         ),

@@ -26,9 +26,6 @@ from pytest_modelhealth.report import Finding, Observation, Outcome, Parting, Pr
 from pytest_modelhealth.settings import APPLICABLE, Settings
 from pytest_modelhealth.wings import wing
 
-MISSING_GRADIENTS = "missing_gradients"
-"""The check that asks for steps of training where it saw a gradient of zero."""
-
 _FEW = 3
 
 
@@ -40,7 +37,7 @@ class Probing:
     ) -> None:
         self._probes: list[Any] = [check for check in settings.checks if check.is_probe]
         self._asked = {probe.name: settings.probes(probe.name) for probe in self._probes}
-        self._may_train = bool(settings["probes"].value) and settings.chooses(MISSING_GRADIENTS)
+        self._may_train = bool(settings["probes"].value) and settings.chooses("missing_gradients")
         self._engine, self._conventions, self._settings = engine, conventions, settings
         self._request = request
         self._by_default = APPLICABLE in settings["probes"].value and not on_several_ranks()
@@ -64,12 +61,8 @@ class Probing:
         items: Iterable[tuple[str, str]] = [*chosen.items()]
         if chosen.keys() - ends.keys():  # the others take no time
             items = wing("progress:track")(items, "probing")
-        records = [_record(name, asked, runs, ends.get(name)) for name, asked in items]
-        quiet = {(p.name, k) for p in unasked for k, kind in p.kinds.items() if kind.is_asked_for}
-        for number, one in enumerate(records):
-            told = tuple(p for p in one.partings if (one.probe, p.kind) not in quiet)
-            records[number] = replace(one, partings=told)
-        probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
+        records = tuple(_record(name, asked, runs, ends.get(name)) for name, asked in items)
+        probed = Probed(records, runs.base_forwards, runs.base_seconds)
         return replace(observation, probes=probed)
 
     def _runs(self, probe: Any, observation: Observation) -> bool:
@@ -142,9 +135,8 @@ def findings(probe: Any, observation: Observation, settings: Settings) -> Iterat
     if record is None or root is None:
         return
     if record.outcome is Outcome.JUDGED:
-        judge_parting = wing(probe.judge)
         for parting in record.partings:
-            yield from judge_parting(probe, parting, observation, settings)
+            yield from wing(probe.judge)(probe, parting, observation, settings)
     elif probe.name in settings["probes"].value:
         yield probe.inconclusive(root, record.reason)
 
@@ -154,6 +146,8 @@ def judge(
 ) -> Iterator[Finding]:
     """Yield a violation if what differs breaks a limit, at the layer where it begins."""
     kind = probe.kinds.get(parting.kind, Kind())
+    if kind.is_asked_for and not settings.probes(probe.name):
+        return
     limit = settings[probe.settings[0].name] if kind.is_limited else None
     if limit is not None and parting.effect <= limit.value:
         return

@@ -56,6 +56,13 @@ class WithLoss(Reader):
         return {"loss": shifting(logits, labels), "logits": logits}
 
 
+class Noisy(nn.Linear):
+    """Draws numbers for each sample in every mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
 class Filling(Reader):
     """Returns the loss of hidden words beside the logits: at their own places."""
 
@@ -174,7 +181,7 @@ def test_a_model_is_run_as_it_can_be(refused: int, ran: list[int]) -> None:
 
 
 def test_the_fixture_probes_and_a_script_does_not(inspector: Any) -> None:
-    """Two forwards more, of a language model too, none if the probes are off.
+    """Two forwards more, of a language model or a sampler too, none if the probes are off.
 
     So where it computes its loss itself, of labels that are the very tensor of its inputs.
     """
@@ -185,6 +192,8 @@ def test_the_fixture_probes_and_a_script_does_not(inspector: Any) -> None:
     own = inspector(WithLoss()).run_inspection({"ids": IDS, "labels": IDS})
     assert own.observation.probes.forwards == 2
     assert own.observation.probes["causality"].outcome is Outcome.JUDGED
+    noisy = inspector(Noisy(20, 3)).run_inspection(batch).observation.probes
+    assert (noisy.forwards, noisy["sample_independence"].outcome) == (2, Outcome.NOT_APPLICABLE)
     sees = Inspector(WithLoss(causal=False)).run_inspection(
         {"ids": IDS, "labels": IDS}, probes="applicable"
     )

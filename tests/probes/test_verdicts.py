@@ -100,6 +100,41 @@ def recurrent(returned: Callable[[Tensor], Any], leaks: bool) -> nn.Module:
     return Net(forward, rnn=nn.GRU(12, 16), head=nn.Linear(16, 3))
 
 
+class Timed(nn.Linear):
+    """The slope of an equation, which may be told the time."""
+
+    def forward(self, x: Tensor, time: Tensor | None = None) -> Tensor:
+        return super().forward(x) if time is None else super().forward(x).mul(time)
+
+
+def solved(m: Any, x: Tensor) -> Tensor:
+    """Go two steps, the second as far as the changes of all samples allow."""
+    time = torch.ones(())
+    for _ in range(2):
+        change = m.slope(x, *([time] if m.is_told else []))
+        time = 1.0 / (1.0 + change.square().mean())
+        x = x + time * change
+    return m.last(x)
+
+
+def solver(is_told: bool) -> nn.Module:
+    """Return a model that adapts its steps to its batch."""
+    model = Net(solved, slope=Timed(12, 12), last=nn.Linear(12, 3))
+    model.is_told = is_told
+    return model
+
+
+def attended(axis: int) -> Callable[[Any, Tensor], Tensor]:
+    """Return attention of all rows to one another, as one sequence, or a softmax over them."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        q = m.body(x).unsqueeze(0)
+        scores = m.softmax(q @ q.mT) @ q if axis else m.softmax(q.squeeze(0)).unsqueeze(0)
+        return m.last(scores.squeeze(0))
+
+    return forward
+
+
 LAYOUTS: dict[str, tuple[Any, Any, Callable[[Tensor], Any]]] = {
     "flattened": (SERIES.transpose(0, 1), None, lambda h: h.transpose(0, 1).flatten(0, 1)),
     "flattened, time in front": (SERIES.transpose(0, 1), None, lambda h: h.flatten(0, 1)),
@@ -156,6 +191,20 @@ OF_SAMPLES = {
         "body",
         word="samples see each other",
     ),
+    "a solver's step": Case("warns", lambda: solver(True), X, word="on purpose"),
+    "a factor of the batch": Case("fails", lambda: solver(False), X, word="over the batch"),
+    **{
+        f"softmax along {axis} over samples": Case(
+            grade,
+            lambda axis=axis: Net(  # type: ignore[misc]
+                attended(axis), body=Rows(), softmax=nn.Softmax(axis), last=nn.Linear(3, 3)
+            ),
+            X,
+            "softmax",
+            word=word,
+        )
+        for axis, grade, word in ((2, "warns", "on purpose"), (0, "fails", "softmax over"))
+    },
     "sparse": Case(
         "absent",
         lambda: Net(lambda m, x: m.body(x.to_dense()), body=Rows()),

@@ -232,12 +232,11 @@ def _real(tensor: Tensor) -> Tensor:
 
 def _deviation(outputs: list[Tensor], samples: int) -> float:
     """Return by how much samples deviate, as `Observation.sample_deviation` is."""
-    deviations = [math.nan]
+    deviations = list[float]()
     for output in outputs:
         is_batch = output.ndim > 0 and output.shape[0] == samples < output.numel()
         if output.is_floating_point() and is_batch:
             values = output.detach().double()
-            whole = float(values.var(correction=0))
-            between = float(values.var(dim=0, correction=0).mean())
-            deviations += [math.sqrt(between / whole)] if whole > 0.0 else []
+            between = values.var(dim=0, correction=0).mean()
+            deviations.append(float((between / values.var(correction=0)).sqrt()))
     return max(filter(math.isfinite, deviations), default=math.nan)

@@ -15,12 +15,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.probes.conventions import Effects, UntellableError
-from pytest_modelhealth.probes.intervening.batches import Samples, is_number, permutation
+from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
+from pytest_modelhealth.probes.intervening.batches import SEED, is_number, permutation
 from pytest_modelhealth.probes.intervening.future import asked_sequence, permuted
 from pytest_modelhealth.probes.intervening.leaks import Change, effects, rows_of
 from pytest_modelhealth.probes.intervening.padding import padding_in
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.running import Runs, are_apart
 
 
 def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableError]:
@@ -44,8 +44,13 @@ def ends_of(runs: Runs, names: Sequence[str]) -> dict[str, Effects | UntellableE
     return ends
 
 
-def reordered(samples: Samples, *, halved: bool = False) -> Change:
+def reordered(runs: Runs, *, halved: bool = False) -> Change:
     """Return the change to another order, of all of them or of half."""
+    samples = runs.batch.ordered_samples
+    if runs.base.drew:
+        another = runs.forward(runs.batch.copy(), seed=SEED)
+        if are_apart(runs.base.outputs, another.outputs):
+            raise NotApplicableError("it draws random numbers, which do not follow its samples")
     count = samples.number
     order = permutation(count)[: max(2, count // 2) if halved else count]
 
@@ -61,7 +66,7 @@ _CHANGES: dict[str, Callable[[Runs], Change | None]] = {
     "causality": lambda runs: permuted(runs, s) if (s := asked_sequence(runs)).shift == 1 else None,
     "padding": lambda runs: padding_in(runs).change(),
     # half of the samples cost less, and sizes tell which rows are theirs
-    "sample_independence": lambda runs: reordered(runs.batch.ordered_samples, halved=True),
+    "sample_independence": lambda runs: reordered(runs, halved=True),
 }
 """In the order in which they are made: samples are permuted as they have become."""
 

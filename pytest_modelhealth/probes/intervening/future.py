@@ -15,6 +15,7 @@ from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, U
 from pytest_modelhealth.probes.intervening.batches import is_mask, permutation
 from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, readings
 from pytest_modelhealth.probes.intervening.padding import real_side
+from pytest_modelhealth.probes.intervening.partings import parting
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Parting
 
@@ -106,8 +107,6 @@ def what_early_steps_see(runs: Runs) -> Effects:
         return Effects(change.text, _of_a_wrong_shift(runs, change, sequence))
     if sequence.shift < 1:
         raise NotApplicableError("the target is the input, and the model sees all of it")
-    from pytest_modelhealth.probes.intervening.partings import parting  # where something moves
-
     return Effects(change.text, [parting(runs, change, worst)])
 
 

@@ -93,7 +93,7 @@ def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) 
             "or train for a step first",
             text,
         )
-    return effects or [Effect(Difference(0.0, (), 0.0, 0.0), -1, change)]
+    return effects or [Effect(Difference(0.0, "", 0.0, 0.0), -1, change)]
 
 
 def moved_by(runs: Runs, *changes: Change, lacking: str) -> list[Effect]:

@@ -37,7 +37,7 @@ from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import near
 
 _CHANGED = "each custom autograd.Function by itself, along random directions in float64"
-_STEPS = (1e-5, 1e-6)
+_STEP, _WIDE = 1e-6, 1e-5
 """How far an argument is moved, by its root mean square; in float64 both leave 6 digits or more."""
 _NUDGES = (0.1, 0.0)
 """How far arguments are moved first: off exact zeros, where a forward may have a kink, and where
@@ -237,7 +237,7 @@ class _Point:
         gradient = self.gradients[place]
         some = torch.randperm(gradient.numel(), generator=self.generator)[:_PLACES]
         move = torch.zeros_like(gradient).reshape(-1)
-        move[some] = self.unit[place] * _STEPS[-1]
+        move[some] = self.unit[place] * _STEP
         rises = self.rises(place, move.reshape(gradient.shape))
         return bool(gradient.reshape(-1)[some].any()) and not any(rise.any() for rise in rises)
 
@@ -270,15 +270,16 @@ def _judged(point: _Point, place: int) -> Parting | None:
     """Return what is wrong with a gradient, if anything is, by the slopes along two directions."""
     gradient = point.gradients[place]
     directions = [point.random(gradient) for _ in range(2)]
-    wide, slope = (
-        torch.tensor([point.slope(place, one, step) for one in directions], dtype=torch.float64)
-        for step in _STEPS
-    )
-    if not torch.stack([wide, slope]).isfinite().all() or not gradient.isfinite().all():
-        raise UntellableError("its forward has no finite slope in float64")
 
     def along(candidate: Tensor) -> Tensor:
         return torch.stack([(candidate * one).sum().cpu() for one in directions])
+
+    def slopes(step: float) -> Tensor:
+        return torch.tensor([point.slope(place, d, step) for d in directions], dtype=torch.float64)
+
+    slope = slopes(_STEP)
+    if not slope.isfinite().all() or not gradient.isfinite().all():
+        raise UntellableError("its forward has no finite slope in float64")
 
     # Along a direction at right angles to the gradient both are small by chance alone.
     given, least = along(gradient), _SIDEWAYS * float(gradient.norm())
@@ -294,7 +295,7 @@ def _judged(point: _Point, place: int) -> Parting | None:
         if ((along(candidate) - slope).abs() <= _NOTICED * scale).all()
     )
     kind = next(fits, "approximation")
-    if kind == "approximation" and ((wide - slope).abs() > 4 * _NOTICED * scale).any():
+    if kind == "approximation" and ((slopes(_WIDE) - slope).abs() > 4 * _NOTICED * scale).any():
         return None  # it jumps
     function, line = point.call.function, point.call.line
     names = [*inspect.signature(function.forward).parameters][_contexts(function) :]

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import SEED, is_mask, is_number, names_of
 from pytest_modelhealth.probes.intervening.leaks import Change, along, effects
+from pytest_modelhealth.probes.intervening.partings import parting
 from pytest_modelhealth.probes.intervening.running import Runs
 
 _KEPT = ("label", "target")
@@ -66,8 +67,6 @@ def what_padding_does(runs: Runs) -> Effects:
         shape = () if tensor is None or steps in tensor.shape else tensor.shape[1:]
         merged = {n for of in _MERGED for n in (steps // of, -(-steps // of))}
         return "merged" if len(shape) > 1 and merged & set(shape) else "values"
-
-    from pytest_modelhealth.probes.intervening.partings import parting  # where something moves
 
     return Effects(change.text, [parting(runs, change, worst, kind)])
 
@@ -228,11 +227,8 @@ class _OtherRows(TorchFunctionMode):
     ) -> Any:
         """Call `func`, and exchange rows of what it returns if it looks up ids of the batch."""
         result = func(*args, **(kwargs or {}))
-        asked: Any = None
-        if func is F.embedding:
-            asked = args[0] if args else (kwargs or {}).get("input")
-        elif func is Tensor.__getitem__:
-            asked = args[1]
+        tables = F.embedding, Tensor.__getitem__
+        asked: Any = args[tables.index(func)] if func in tables else None
         if not isinstance(asked, Tensor) or not isinstance(result, Tensor) or not _is_id(asked):
             return result
         alike = (

@@ -23,7 +23,9 @@ class Place(NamedTuple):
     """Where two runs part: the first layer that differs, or in whose own code they part."""
 
     parting: Parting
-    chosen: bool  # whether values are chosen among there (``topk``), as by experts among tokens
+    # whether values are chosen among there (``topk``), as by experts among tokens, or a number
+    # without dimensions is made of all, as the size of a solver's step
+    chosen: bool
     observation: Observation
 
     @property
@@ -36,16 +38,11 @@ DESIGN = "design"
 """The kind of what some designs do on purpose, as where values are chosen among others."""
 
 
-def by_choice(place: Place | None) -> str:
-    """Return whether values are chosen where runs part, as a kind."""
-    return DESIGN if place is not None and place.chosen else "values"
-
-
 def parting(
     runs: Runs,
     change: Change,
     difference: Difference,
-    kind: Callable[[Place | None], str] = by_choice,
+    kind: Callable[[Place | None], str] = lambda at: DESIGN if at and at.chosen else "values",
 ) -> Parting:
     """Return what a change does to an output, and where in two more, watched runs that begins."""
     if not runs.is_steady:
@@ -62,9 +59,9 @@ def parting(
         with change.within():
             observation = _watch(runs, runs.batch.copy(change.values), visitor, change.seed)
     if visitor.first is None or observation is None:
-        effect, at, before, after = difference
-        return Parting(kind(None), effect, place=str(at), before=before, after=after)
+        return Parting(kind(None), **difference._asdict())
     place = _place(*visitor.first, observation)
+    place = place._replace(chosen=place.chosen or visitor.has_number)
     return replace(place.parting, kind=kind(place), effect=difference.effect)
 
 
@@ -91,6 +88,7 @@ class _Visitor:
         self.counts = Counter[tuple[str, str]]()
         self.is_second = False
         self.first: tuple[Event, Difference] | None = None
+        self.has_number = False
 
     def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
         """See one tensor of a layer."""
@@ -100,13 +98,16 @@ class _Visitor:
         if value.is_meta or not value.numel():
             return
         event = layer, role, self.counts[layer, role]
+        before_it = layer, role, event[2] - 1
         self.counts[layer, role] += 1
         with torch.no_grad(), torch._C.DisableTorchFunction():
             if not self.is_second:
                 self._numbers[event] = self._store.put(value)
-            elif self.first is None and event in self._numbers:
-                before = self._store[self._numbers[event]]
-                difference = self._change.difference(before, value.detach().cpu())
+            # a number may come behind what it was made for: f(x, time)
+            elif event in self._numbers and (not self.first or self.first[0] == before_it):
+                before, after = self._store[self._numbers[event]], value.detach().cpu()
+                self.has_number |= role == "inputs" and not after.ndim and bool(before != after)
+                difference = None if self.first else self._change.difference(before, after)
                 if difference is not None and difference.effect > 0.0:
                     self.first = event, difference
 
@@ -119,8 +120,8 @@ class _Visitor:
 
 def _place(event: Event, difference: Difference, observation: Observation) -> Place:
     """Return the layer of a tensor; what a layer takes is made by its caller's own code."""
-    (layer, role, _), (effect, index, before, after) = event, difference
-    place = Parting("values", effect, layer, role, "", str(index), before, after)
+    layer, role, _ = event
+    place = Parting("values", layer=layer, role=role, **difference._asdict())
     flow = observation.flow
     if flow is None or layer not in flow or not flow.calls(layer):
         return Place(place, False, observation)
@@ -129,7 +130,8 @@ def _place(event: Event, difference: Difference, observation: Observation) -> Pl
         chosen = any(_chooses(vertices[n]) for n in flow.inside(layer))
         return Place(replace(place, line=flow.line(layer)), chosen, observation)
     near = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
-    inner = sorted(near, key=vertices.index)  # those of parameters may come last otherwise
+    order = {id(vertex): number for number, vertex in enumerate(vertices)}
+    inner = sorted(near, key=lambda v: order[id(v)])  # those of parameters may come last otherwise
     names = (v.function.removeprefix("unsafe_") for v in inner if v.function != "clone")
     place = replace(
         place,

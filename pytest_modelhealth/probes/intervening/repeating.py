@@ -53,12 +53,8 @@ def what_calls_change(runs: Runs) -> Effects:
     states = [one for one in left if one.kind == "state"][:1]
     difference = largest_difference(base.outputs, again.outputs)
     if difference is not None and difference.effect > 0.0:
-        effect, place, before, after = difference
         one = states[0] if states else Parting("again", 0.0)
-        one = replace(
-            one, kind="again", effect=effect, place=str(place), before=before, after=after
-        )
-        states = [one]
+        states = [replace(one, kind="again", **difference._asdict())]
     by_seed = largest_difference(base.outputs, other.outputs)
     partings = [*states, *[p for p in left if p.kind == "parameters" and p.effect > _MOVED][:1]]
     if by_seed is not None and by_seed.effect > 0.0 and runs.is_steady:

@@ -40,6 +40,7 @@ class Ran:
     outputs: list[Tensor] = field(default_factory=list)  # copied
     error: str = ""  # what it raised instead, as text
     wrote: tuple[int, ...] = ()  # which tensors of its batch it wrote to
+    drew: bool = False  # whether it drew random numbers, on the CPU
     returned: Any = None  # the outputs as the loss takes them
 
 
@@ -177,13 +178,6 @@ class Runs:
         difference = largest_difference(self.base.outputs, again.outputs)
         return not again.error and (difference is None or difference.effect <= _STEADY)
 
-    @property
-    def repeats(self) -> bool:
-        """Whether a second call in a row, with other random numbers, gives the same."""
-        with self.kept(()):
-            first, second = (self.take(self.batch.copy()) for _ in range(2))
-        return not second.error and not are_apart(first.outputs, second.outputs)
-
     @contextmanager
     def held(self) -> Iterator[None]:
         """Put everything back once for all runs inside, which is a good part of a small one."""
@@ -216,11 +210,13 @@ class Runs:
                 self.model.eval()  # which may be the user's own
             if seed is not None:
                 torch.manual_seed(seed)
+            numbers = torch.get_rng_state()
             with torch.set_grad_enabled(torch.is_grad_enabled() and self._has_graphs):
                 ran.returned = self.output(batch)
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
             ran.error = in_one_line(error)
             return ran
+        ran.drew = not torch.equal(numbers, torch.get_rng_state())
         ran.wrote = tuple(n for n, t in enumerate(arguments) if version(t) != versions[n])
         with torch.no_grad():
             ran.outputs = [tensor.detach().clone() for tensor in find_tensors(ran.returned)]
@@ -280,7 +276,7 @@ class Difference(NamedTuple):
     """
 
     effect: float
-    place: tuple[int, ...]
+    place: str
     before: float
     after: float
 
@@ -296,7 +292,7 @@ def difference_of(before: Tensor, after: Tensor, same: Tensor | None = None) -> 
     a, b = before.detach(), after.detach()
     equal = a == b if same is None else (a == b) | ~same
     if bool(equal.all()):  # as a rule, and far cheaper to see
-        return Difference(0.0, (), 0.0, 0.0)
+        return Difference(0.0, "", 0.0, 0.0)
     if a.is_complex():
         a, b, equal = torch.view_as_real(a), torch.view_as_real(b), equal.unsqueeze(-1)
     if a.dtype not in (torch.float32, torch.float64):
@@ -312,8 +308,8 @@ def difference_of(before: Tensor, after: Tensor, same: Tensor | None = None) -> 
             )
         index = int(distance.argmax())
         most, *values = (float(one.reshape(-1)[index]) for one in (distance, a, b))
-        place = tuple(int(n) for n in np.unravel_index(index, a.shape))
-        return Difference(most / scale if scale else 0.0, place[: before.ndim], *values)
+        place = [int(n) for n in np.unravel_index(index, a.shape)][: before.ndim]
+        return Difference(most / scale if scale else 0.0, str((*place,)), *values)
 
 
 def _rms(values: Tensor) -> float:

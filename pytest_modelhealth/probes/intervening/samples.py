@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.batches import Samples, Values, names_of
+from pytest_modelhealth.probes.intervening.batches import Samples, names_of
 from pytest_modelhealth.probes.intervening.combination import reordered
 from pytest_modelhealth.probes.intervening.leaks import (
     Change,
@@ -54,10 +53,11 @@ def whose_order_matters(runs: Runs) -> Effects:
     softmax, and at a table along the samples; the rest may be meant.
     """
     moved, seen = _out_of_order(runs), what_samples_see(runs)
-    is_sure = [bool(moved) and _is_certain(runs, one) for one in seen.partings]
     partings = [
-        one if sure or one.kind != "values" else replace(one, kind="doubt")
-        for one, sure in zip(seen.partings, is_sure, strict=True)
+        replace(one, kind="doubt")
+        if one.kind == "values" and not (moved and _is_certain(runs, one))
+        else one
+        for one in seen.partings
     ]
     return seen._replace(partings=partings)
 
@@ -125,9 +125,12 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
 def _out_of_order(runs: Runs) -> list[Effect]:
     """Return the effects on outputs that do not follow their samples into another order."""
     lacking = "no output has a row for each of them"
-    moved = moved_by(runs, reordered(runs.batch.ordered_samples), lacking=lacking)
-    if moved and not runs.repeats:
-        raise NotApplicableError("it draws random numbers, or keeps something from call to call")
+    moved = moved_by(runs, reordered(runs), lacking=lacking)
+    if moved:
+        with runs.kept(()):
+            first, second = (runs.take(runs.batch.copy()) for _ in range(2))
+        if second.error or are_apart(first.outputs, second.outputs):
+            raise NotApplicableError("it draws numbers, or keeps something from call to call")
     return moved
 
 
@@ -173,8 +176,11 @@ def _kind(samples: int, place: Place | None) -> str:
     if at.taker and at.between and set(at.between) <= having("move"):
         is_meant |= set(flow.producers(at.taker)) <= set(flow.inputs)  # negatives, replayed steps
     is_sequential = "batch_first" in record.options or record.type_name == "MultiheadAttention"
-    shape = () if record.inputs is None or not is_sequential else record.inputs.shape
-    is_one = len(shape) == 2 or (len(shape) == 3 and 1 in shape[:2])  # one sequence
+    shape = () if record.inputs is None else record.inputs.shape
+    if is_sequential:
+        is_one = len(shape) == 2 or (len(shape) == 3 and 1 in shape[:2])  # one sequence
+    else:  # the scores of one
+        is_one = record.activation == "softmax" and len(shape) > 2 and shape[0] == 1
     return DESIGN if is_meant or is_one else "values"
 
 
@@ -196,8 +202,9 @@ def what_inputs_do(runs: Runs) -> Effects:
     rows = torch.arange(samples.number)
     indices = rows - rows % 2, torch.zeros_like(rows), torch.full_like(rows, samples.number - 1)
     for number, name in enumerate(names_of(runs.batch, runs.model)):
-        changes = (partial(_only, number, samples.select(index)) for index in indices)
-        change = next(filter(runs.batch.is_changed, changes), None)
+        axes = (axis if n == number else None for n, axis in enumerate(samples.axes))
+        one = samples._replace(axes=tuple(axes))
+        change = next(filter(runs.batch.is_changed, map(one.select, indices)), None)
         if change is None:
             continue
         ran = runs.forward(runs.batch.copy(change))
@@ -210,7 +217,3 @@ def what_inputs_do(runs: Runs) -> Effects:
         reason = f"no input could be replaced: {'; '.join(notes)}"
         raise NotApplicableError(reason, notes=tuple(notes))
     return Effects("each input by itself, by that of other samples", notes=tuple(notes))
-
-
-def _only(wanted: int, values: Values, number: int, tensor: Tensor) -> Tensor | None:
-    return values(number, tensor) if number == wanted else None
