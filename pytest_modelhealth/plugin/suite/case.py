@@ -6,7 +6,6 @@ import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import pytest
@@ -46,8 +45,8 @@ PROBES = {  # that a test reads
 }
 
 
-Unjudged = partial(pytest.skip.Exception, _use_item_location=True)
-"""Skips a test that cannot judge, or has nothing to judge; the text says why."""
+class Unjudged(Exception):  # noqa: N818 - no error: the test that it ends is skipped
+    """A test cannot judge, or has nothing to judge; the text says why."""
 
 
 class Case:
@@ -84,19 +83,24 @@ class Case:
         self.settings = settings.override(limits, f"{suite}.limits[{self.test!r}]")
 
     def judge(self, verdict: Callable[[Case], None]) -> None:
-        """Run the verdict of the test.
+        """Run the verdict of the test; skip it where there is nothing to judge.
 
         Raises:
             ModelHealthError: it fails.
             Exception: whatever the user's code raises, in the first test that runs it.
         """
         __tracebackhide__ = True
-        problem = ""
+        reason = problem = ""
         try:
             verdict(self)
+        except Unjudged as unjudged:
+            reason = str(unjudged)
         except (InspectionError, SettingsError) as error:  # whose traceback is all ours
             problem = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        if problem:  # out here, as pytest would show the error that it came of, too
+        # out here, as pytest would show the error that these came of, too
+        if reason:
+            pytest.skip(reason)
+        if problem:
             pytest.fail(problem, pytrace=False)
 
     # The model, and what several tests read.
@@ -115,7 +119,9 @@ class Case:
         if what not in self._kept:
             try:
                 self._kept[what] = make()
-            except Exception as error:  # a skip is none
+            except Unjudged:
+                raise
+            except Exception as error:
                 self._failed[what] = error, self.test
                 raise
         made: T = self._kept[what]
