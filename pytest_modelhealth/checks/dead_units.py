@@ -81,9 +81,9 @@ def _dead(record: LayerRecord, least: float | None) -> tuple[float, ...]:
     comes above it. Where samples line up by chance, both sides are alike.
     """
     out, given = record.activations, record.inputs
-    fraction = dead = None if out is None else out.dead_fraction
-    if out is None or out.units is None or fraction is None or dead is None:
+    if out is None or out.units is None or (dead := out.dead_fraction) is None:
         return ()
+    fraction = dead
     if given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max:
         fraction = 1.0
     if least is None or dead <= least:  # what is held down is dead

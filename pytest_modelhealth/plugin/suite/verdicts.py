@@ -200,12 +200,15 @@ def snapshot(case: Case) -> None:
         case.fail(str(error), report)
 
 
-_OWN = (
-    healthy_in_training, healthy_in_evaluation, every_parameter_learns, training_step, inputs_used,
-    headroom, snapshot, state_survives_saving, compiled_equals_eager,
-)  # fmt: skip
+_OWN: dict[str, Callable[[Case], None]] = {
+    f"test_{verdict.__name__}": verdict
+    for verdict in (
+        healthy_in_training, healthy_in_evaluation, every_parameter_learns, training_step,
+        inputs_used, headroom, snapshot, state_survives_saving, compiled_equals_eager,
+    )
+}  # fmt: skip
 
 
 def verdict_of(test: str) -> Callable[[Case], None]:
     """Return what a test of the suite runs: the function of its name, or its probe."""
-    return next((one for one in _OWN if test == f"test_{one.__name__}"), probed)
+    return _OWN.get(test, probed)
